@@ -1,0 +1,102 @@
+# One target, one job. It needs Python 3.11 or newer and make, nothing else.
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+# The first Python that really runs: a name on the PATH may be a stub that only prints an error.
+ifndef PYTHON
+PYTHON := $(shell for name in python3.13 python3.12 python3.11 python3; do \
+  if "$$name" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
+     >/dev/null 2>&1; then echo "$$name"; break; fi; done)
+endif
+
+VENV := .venv
+SAM_VENV := .venv-sam
+export PYTHONPATH := .:shared
+# No calls home, and no account: nothing here talks to AWS.
+export SAM_CLI_TELEMETRY := 0
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+OFFLINE := AWS_DEFAULT_REGION=us-east-1 AWS_ACCESS_KEY_ID=none AWS_SECRET_ACCESS_KEY=none
+TYPED := functions shared/sume_jobs local
+
+.PHONY: help
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort -s -k1,1 \
+	  | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
+
+# ---- Set up -------------------------------------------------------------------------------------
+
+# $(call environment,FOLDER,LOCK): a virtual environment in FOLDER with what LOCK lists.
+define environment
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or newer with venv was found. Install one," \
+	  "or name it: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(1)/bin/python -m pip --version >/dev/null 2>&1 \
+	  || { echo "Creating $(1) with $$($(PYTHON) --version)"; $(PYTHON) -m venv $(1); }
+	@echo "Installing $(2) into $(1)"
+	@$(1)/bin/python -m pip install -qq -r $(2)
+endef
+
+$(VENV)/.local: requirements/local.txt
+	$(call environment,$(VENV),$<)
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.txt
+	$(call environment,$(VENV),$<)
+	@touch $(VENV)/.local $@
+
+$(SAM_VENV)/.sam: requirements/sam.txt
+	$(call environment,$(SAM_VENV),$<)
+	@touch $@
+
+.PHONY: setup setup-dev setup-sam
+setup: $(VENV)/.local ## Install what demo and up need
+setup-dev: $(VENV)/.dev ## Install what test, lint and types need
+setup-sam: $(SAM_VENV)/.sam ## Install the SAM command line tool, apart from the rest
+
+# ---- Run ----------------------------------------------------------------------------------------
+
+# Variables such as PROMPTS, SUME_BASE_URL, SUME_API_KEY and DATABASE_URL reach these through the
+# environment, whether they stand before make or after it.
+.PHONY: demo up bench events
+demo: setup ## Send a file of prompts through the whole bundle (PROMPTS=file)
+	@$(VENV)/bin/python -m local.demo
+
+up: setup ## Run the whole bundle here until interrupted
+	@$(VENV)/bin/python -m local.up
+
+bench: setup-dev ## Measure throughput, latency and memory
+	@$(VENV)/bin/python -m tests.benchmarks
+
+events: setup ## Sign the sample webhook events anew
+	@$(VENV)/bin/python -m local.sign_events
+
+# ---- Check --------------------------------------------------------------------------------------
+
+.PHONY: test lint format format-check types template build check
+test: setup-dev ## Run all tests (ARGS="-k name" for some)
+	@$(VENV)/bin/python -m pytest $(ARGS)
+
+lint: setup-dev ## Look for mistakes in the code
+	@$(VENV)/bin/ruff check .
+
+format: setup-dev ## Format the code
+	@$(VENV)/bin/ruff check --fix-only -q . && $(VENV)/bin/ruff format .
+
+format-check: setup-dev ## Tell whether the code is formatted
+	@$(VENV)/bin/ruff format --check .
+
+types: setup-dev ## Check types, strictly
+	@$(VENV)/bin/mypy $(TYPED)
+
+template: setup-dev setup-sam ## Check the SAM template
+	@$(OFFLINE) $(SAM_VENV)/bin/sam validate --lint
+	@$(VENV)/bin/cfn-lint template.yaml && echo "cfn-lint: nothing found"
+	@$(VENV)/bin/python -m pytest -q tests/template
+
+build: setup-sam ## Build for both processors and inspect what would be deployed
+	@$(OFFLINE) $(SAM_VENV)/bin/python -m local.sam_build
+
+check: test lint format-check types template build ## Run all that CI runs
+
+.PHONY: clean
+clean: ## Remove environments, builds and caches
+	@rm -rf $(VENV) $(SAM_VENV) .aws-sam .pytest_cache .mypy_cache .ruff_cache .hypothesis
