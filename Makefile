@@ -69,6 +69,10 @@ bench: setup-dev ## Measure throughput, latency and memory
 events: setup ## Sign the sample webhook events anew
 	@$(VENV)/bin/python -m local.sign_events
 
+.PHONY: certificates
+certificates: setup ## Put the certificates of Amazon RDS into the layer, before sam build
+	@$(VENV)/bin/python -m local.certificates
+
 # ---- Check --------------------------------------------------------------------------------------
 
 .PHONY: test lint format format-check types template build check

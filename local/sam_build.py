@@ -126,6 +126,11 @@ def inspect_layer(layer: Path, processor: str) -> tuple[list[str], list[str]]:
         bad.append("there is no migration in the layer")
     good.append(f"sume_jobs is complete: {len(wanted)} files, {len(migrations)} of them migrations")
 
+    if not (python / "sume_jobs" / "rds-global-bundle.pem").is_file():
+        good.append(
+            "without the certificates of RDS: run make certificates before deploying to RDS"
+        )
+
     for name in NOT_SHIPPED:
         if (python / name).exists():
             bad.append(f"{name} is shipped, although the runtime has it")
