@@ -1,0 +1,198 @@
+"""One database connection a warm container, replaced when it is no longer good.
+
+Autocommit, no prepared statements, no session state: it works behind RDS Proxy and PgBouncer.
+Time limits come from the role (see the first migration).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+from psycopg import conninfo
+from psycopg.pq import TransactionStatus
+from psycopg.rows import dict_row
+
+from sume_jobs import telemetry
+from sume_jobs.settings import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sume_jobs.secrets import Secrets
+    from sume_jobs.settings import Settings
+
+CONNECT_SECONDS: Final = 5
+# The certificates of Amazon RDS; `make certificates` puts the file into the layer.
+RDS_CERTIFICATES: Final = Path(__file__).parent / "rds-global-bundle.pem"
+
+Row = dict[str, Any]
+
+_REFUSED_CREDENTIALS: Final = ("28P01", "28000")
+# Deadlock and serialization failure: Postgres undid the statement, so it may run again.
+_UNDONE: Final = ("40P01", "40001")
+
+
+class DatabaseUnavailable(RuntimeError):
+    """The database cannot be used now; the caller should be asked to come back."""
+
+
+class Database:
+    """Runs statements. Every statement is its own transaction."""
+
+    def __init__(self, settings: Settings, secrets: Secrets) -> None:
+        self._settings = settings
+        self._secrets = secrets
+        self._connection: psycopg.Connection[Row] | None = None
+
+    def run(self, sql: str, parameters: Mapping[str, Any] | None = None) -> list[Row]:
+        """Run one statement that is safe to repeat and give its rows.
+
+        It is repeated once, on a fresh connection, where the connection was lost or the server
+        cannot write; and once after a deadlock. Raises DatabaseUnavailable, or psycopg.Error
+        for what the statement itself did wrong (also when it waited too long for a lock).
+        """
+        try:
+            return self._once(sql, parameters)
+        except psycopg.Error as error:
+            if not self._worth_repeating(error):
+                raise
+            telemetry.warn("database_statement_repeated", sqlstate=error.sqlstate)
+        try:
+            return self._once(sql, parameters)
+        except psycopg.Error as error:
+            if not self._worth_repeating(error):
+                raise
+            raise DatabaseUnavailable(f"statement failed twice ({_kind(error)})") from error
+
+    def _once(self, sql: str, parameters: Mapping[str, Any] | None) -> list[Row]:
+        connection = self.connection()
+        try:
+            # The text is the project's own, put together in `store`; values are parameters.
+            cursor = connection.execute(sql, parameters)  # type: ignore[call-overload]
+            return cursor.fetchall() if cursor.description else []
+        finally:
+            if not _is_good(connection):
+                self.close()
+
+    def connection(self) -> psycopg.Connection[Row]:
+        """Give the open connection, opening one if need be. Raises DatabaseUnavailable."""
+        if self._connection is not None and not _is_good(self._connection):
+            self.close()
+        if self._connection is None:
+            self._connection = self._connect()
+        return self._connection
+
+    def close(self) -> None:
+        """Drop the connection; the next statement opens another."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            try:
+                connection.close()
+            except psycopg.Error as error:
+                telemetry.warn("database_close_failed", kind=_kind(error))
+
+    def _worth_repeating(self, error: psycopg.Error) -> bool:
+        if error.sqlstate in _UNDONE:
+            return True
+        # 25006: the server became a read-only replica; 57P0x: it is shutting down.
+        if error.sqlstate == "25006" or (error.sqlstate or "").startswith(("57P0", "08")):
+            self.close()
+            return True
+        return isinstance(error, psycopg.OperationalError) and self._connection is None
+
+    def _connect(self) -> psycopg.Connection[Row]:
+        try:
+            return self._open(refresh=False)
+        except psycopg.OperationalError as error:
+            if not _credentials_refused(error):
+                raise DatabaseUnavailable(f"cannot connect ({_kind(error)})") from error
+        # Rotated while warm: read the secret past the cache, once.
+        telemetry.warn("database_credentials_refused")
+        try:
+            return self._open(refresh=True)
+        except psycopg.OperationalError as error:
+            raise DatabaseUnavailable(f"cannot connect ({_kind(error)})") from error
+
+    def _open(self, refresh: bool) -> psycopg.Connection[Row]:
+        parameters = connection_parameters(self._settings, self._secrets, refresh)
+        return psycopg.connect(
+            **parameters, autocommit=True, prepare_threshold=None, row_factory=dict_row
+        )
+
+
+def connection_parameters(
+    settings: Settings, secrets: Secrets, refresh: bool = False
+) -> dict[str, Any]:
+    """Put together what libpq needs. Raises SettingsError, SecretUnavailable."""
+    if settings.database_url:
+        try:
+            parameters: dict[str, Any] = conninfo.conninfo_to_dict(settings.database_url)
+        except psycopg.ProgrammingError:
+            raise SettingsError("DATABASE_URL is not a connection string of libpq") from None
+    elif settings.database_secret_arn:
+        secret = secrets.database(refresh)
+        parameters = {
+            "host": settings.database_host or secret.get("host"),
+            "port": secret.get("port") or settings.database_port,
+            "dbname": settings.database_name or secret.get("dbname") or "postgres",
+            "user": secret.get("username"),
+            "password": secret.get("password"),
+        }
+    else:
+        parameters = {
+            "host": settings.database_host,
+            "port": settings.database_port,
+            "dbname": settings.database_name,
+            "user": settings.database_user,
+        }
+        if settings.database_iam_auth:
+            parameters["password"] = _iam_token(settings)
+    parameters.setdefault("connect_timeout", CONNECT_SECONDS)
+    parameters.setdefault("application_name", "sume-jobs")
+    # A peer that vanished is noticed within a minute, not after the two hours of the default.
+    parameters.setdefault("keepalives_idle", 30)
+    parameters.setdefault("keepalives_interval", 10)
+    parameters.setdefault("keepalives_count", 3)
+    parameters.setdefault("tcp_user_timeout", 20000)
+    if "sslmode" not in parameters and not _is_local(parameters):
+        parameters["sslmode"] = "verify-full"
+        if "sslrootcert" not in parameters:
+            parameters["sslrootcert"] = _certificates()
+    return parameters
+
+
+def _certificates() -> str:
+    return str(RDS_CERTIFICATES) if RDS_CERTIFICATES.exists() else "system"
+
+
+def _is_local(parameters: Mapping[str, Any]) -> bool:
+    hosts = str(parameters.get("hostaddr") or parameters.get("host") or "").split(",")
+    return all(
+        host in ("", "localhost", "::1") or host.startswith(("/", "@", "127.")) for host in hosts
+    )
+
+
+def _iam_token(settings: Settings) -> str:
+    """Sign a new token: it is valid for 15 minutes and only looked at when connecting."""
+    import boto3
+
+    return boto3.client("rds").generate_db_auth_token(
+        DBHostname=settings.database_host or "",
+        Port=settings.database_port,
+        DBUsername=settings.database_user or "",
+    )
+
+
+def _is_good(connection: psycopg.Connection[Row]) -> bool:
+    return not connection.closed and connection.info.transaction_status is TransactionStatus.IDLE
+
+
+def _credentials_refused(error: psycopg.Error) -> bool:
+    # libpq gives no SQLSTATE for a refused connection, only the server's words.
+    return error.sqlstate in _REFUSED_CREDENTIALS or "authentication failed" in str(error)
+
+
+def _kind(error: psycopg.Error) -> str:
+    return error.sqlstate or type(error).__name__

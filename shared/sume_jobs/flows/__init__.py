@@ -1,0 +1,1 @@
+"""What each function does, from claimed work to recorded outcome."""

@@ -1,0 +1,60 @@
+"""What a warm container keeps between invocations: settings, secrets, the connection."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sume_jobs.secrets import Secrets
+from sume_jobs.settings import Settings
+
+if TYPE_CHECKING:
+    from sume_jobs.connection import Database
+
+
+@dataclass(slots=True)
+class Runtime:
+    """The collaborators of one function."""
+
+    settings: Settings
+    secrets: Secrets
+    _database: Database | None = None
+
+    @property
+    def database(self) -> Database:
+        """The database; psycopg is imported and connected only when a statement needs it."""
+        if self._database is None:
+            from sume_jobs.connection import Database
+
+            self._database = Database(self.settings, self.secrets)
+        return self._database
+
+    def close(self) -> None:
+        """Close the connection, if one was opened."""
+        if self._database is not None:
+            self._database.close()
+
+
+_current: Runtime | None = None
+
+
+def current() -> Runtime:
+    """Give the container's runtime, made anew where the settings changed.
+
+    Raises SettingsError.
+    """
+    global _current
+    settings = Settings.from_environment(os.environ)
+    if _current is None or _current.settings != settings:
+        reset()
+        _current = Runtime(settings, Secrets(settings))
+    return _current
+
+
+def reset() -> None:
+    """Forget everything, as a cold start does."""
+    global _current
+    if _current is not None:
+        _current.close()
+    _current = None

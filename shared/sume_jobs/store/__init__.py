@@ -1,0 +1,1 @@
+"""All SQL of the project, one module a table."""

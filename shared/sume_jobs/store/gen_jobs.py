@@ -1,0 +1,280 @@
+"""Table gen_job: the generation machine, and follow_up, which a job's end fills.
+
+There is one guarded update, `move()`; nothing else writes gen_job.status. It locks the row by
+its key, tests the guard on the locked row, and on a win at a terminal status inserts the
+follow-up in the same statement.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from sume_jobs.store import pace
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sume_jobs.connection import Database
+    from sume_jobs.decisions.pacing import Pace
+
+# After a `wish (job_id, status, error_code, error, request_id)` with one row a job: the rows,
+# locked in id order, and the verdict of the guard on each. `win` is null for an unknown job.
+JUDGE: Final = """
+locked as materialized (
+  select job_id, status, render_job_id from gen_job
+   where job_id = any (array(select job_id from wish)) order by job_id for update),
+judged as materialized (
+  select w.*, l.render_job_id,
+         l.status in ('queued', 'processing')
+           and (w.status = 'processing' and l.status = 'queued'
+                or w.status in ('completed', 'failed', 'canceled')) as win,
+         l.status in ('completed', 'failed', 'canceled')
+           and w.status in ('completed', 'failed', 'canceled') and w.status <> l.status as contradicts
+    from wish w left join locked l on l.job_id = w.job_id)"""
+
+# After a `winner` (rows of `judged` that may be applied): the one place that moves a job.
+MOVE: Final = """
+moved as (
+  update gen_job g
+     set status = w.status,
+         error_code = w.error_code,
+         error = coalesce(w.error, g.error),
+         request_id = coalesce(w.request_id, g.request_id),
+         -- A completed job is still asked for its result; at any other end nothing is left to ask.
+         next_poll_at = case w.status when 'processing' then g.next_poll_at when 'completed' then now() end,
+         cancel_due_at = case when w.status = 'processing' then g.cancel_due_at end,
+         attention = case when w.status = 'processing' then g.attention end,
+         updated_at = now()
+    from winner w
+   where g.job_id = any (array(select job_id from winner)) and g.job_id = w.job_id
+  returning g.job_id, g.status, g.render_job_id),
+enqueued as (
+  insert into follow_up (job_id, kind, render_job_id)
+  select job_id, 'job.' || status, render_job_id from moved
+   where status in ('completed', 'failed', 'canceled')
+   order by job_id
+  on conflict (job_id, kind) do nothing)"""
+
+APPLY: Final = f"""
+with wish as materialized (
+  select job_id, status, error_code, error::jsonb, request_id
+    from unnest(%(job_ids)s::text[], %(statuses)s::text[], %(error_codes)s::text[], %(errors)s::text[],
+                %(request_ids)s::text[]) as w (job_id, status, error_code, error, request_id)),
+{JUDGE},
+winner as materialized (select * from judged where win),
+{MOVE}
+select j.job_id, j.status, coalesce(j.win, false) as won, coalesce(j.contradicts, false) as contradicts
+  from judged j"""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A status that Sume reported for a job. `error` is JSON text."""
+
+    job_id: str
+    status: str
+    error_code: str | None = None
+    error: str | None = None
+    request_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What the guard said: `won` for this very call; `contradicts` another end that stands."""
+
+    job_id: str
+    status: str
+    won: bool
+    contradicts: bool
+
+
+def apply(database: Database, wishes: Sequence[Wish]) -> list[Moved]:
+    """Move jobs forward where the guard allows it; one wish a job, safe to repeat."""
+    if not wishes:
+        return []
+    rows = database.run(
+        APPLY,
+        {
+            "job_ids": [wish.job_id for wish in wishes],
+            "statuses": [wish.status for wish in wishes],
+            "error_codes": [wish.error_code for wish in wishes],
+            "errors": [wish.error for wish in wishes],
+            "request_ids": [wish.request_id for wish in wishes],
+        },
+    )
+    return [Moved(row["job_id"], row["status"], row["won"], row["contradicts"]) for row in rows]
+
+
+# Poll ---------------------------------------------------------------------------------------
+
+_IS_DUE: Final = "select from gen_job where next_poll_at <= now() limit 1"
+
+# The lease is the next poll time itself: an overlapping sweep does not see the job, and a sweep
+# that dies leaves it due again when the lease is over.
+CLAIM: Final = f"""
+with {pace.admission(_IS_DUE)},
+picked as materialized (
+  select job_id from gen_job where next_poll_at <= now()
+   order by next_poll_at limit (select coalesce(max(tokens), 0) from budget) for update skip locked),
+{pace.PROBE},
+claimed as (
+  update gen_job g
+     set next_poll_at = case when g.status in ('failed', 'canceled') or g.result is not null then null
+                             else now() + make_interval(secs => %(lease)s) end,
+         polls = g.polls + 1
+    from admitted a
+   where g.job_id = any (array(select job_id from admitted)) and g.job_id = a.job_id
+  returning g.job_id, g.status, extract(epoch from now() - g.created_at)::float8 as age,
+            g.missing_reads, g.result_reads, g.attention, g.next_poll_at is null as is_over),
+spending as (select count(*) as n from claimed where not is_over),
+{pace.SPEND}
+select {pace.ADMISSION_COLUMNS}, claimed.*
+  from gate cross join due left join budget on true left join claimed on true"""
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A job to ask Sume about. `age` is in seconds."""
+
+    job_id: str
+    status: str
+    age: float
+    missing_reads: int
+    result_reads: int
+    attention: str | None
+
+
+def claim_due(
+    database: Database, rate: Pace, wanted: int, lease: float, probe_seconds: float
+) -> tuple[pace.Admission, list[Due]]:
+    """Lease up to `wanted` due jobs for `lease` seconds, as far as gate and budget allow."""
+    rows = database.run(
+        CLAIM,
+        {
+            "pace": "reads",
+            "wanted": wanted,
+            "rate": rate.rate,
+            "capacity": rate.capacity,
+            "probe_seconds": probe_seconds,
+            "lease": lease,
+        },
+    )
+    jobs = [
+        Due(
+            row["job_id"],
+            row["status"],
+            row["age"],
+            row["missing_reads"],
+            row["result_reads"],
+            row["attention"],
+        )
+        for row in rows
+        if row["job_id"] is not None and not row["is_over"]
+    ]
+    return pace.admission_of(rows[0], bool(jobs)), jobs
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What one look at a job leaves on its row besides the status.
+
+    found: the job was read; missing: Sume does not know it; no_result: it is completed but its
+    result is not there; None: the read said nothing. `attention` is the mark the job has from
+    now on, `delay` the time until the next look in seconds, `result` JSON text.
+    """
+
+    job_id: str
+    delay: float
+    finding: str | None = None
+    attention: str | None = None
+    webhook_status: str | None = None
+    result: str | None = None
+
+
+LOOKED: Final = """
+with look as materialized (
+  select job_id, delay, finding, attention, webhook_status, result::jsonb
+    from unnest(%(job_ids)s::text[], %(delays)s::float8[], %(findings)s::text[], %(attentions)s::text[],
+                %(webhook_statuses)s::text[], %(results)s::text[])
+         as l (job_id, delay, finding, attention, webhook_status, result)),
+locked as materialized (
+  select job_id from gen_job where job_id = any (%(job_ids)s::text[]) order by job_id for update)
+update gen_job g
+   set result = coalesce(g.result, l.result),
+       webhook_status = coalesce(l.webhook_status, g.webhook_status),
+       missing_reads = case l.finding when 'missing' then g.missing_reads + 1
+                                      when 'found' then 0 else g.missing_reads end,
+       result_reads = g.result_reads + (coalesce(l.finding, '') = 'no_result')::int,
+       -- A webhook may have ended the job since it was read: then only a missing result counts.
+       attention = case when g.status in ('failed', 'canceled') or l.result is not null then null
+                        when g.status = 'completed' and l.attention is distinct from 'result_missing' then null
+                        else l.attention end,
+       next_poll_at = case when g.status in ('failed', 'canceled') then null
+                           when g.result is not null or l.result is not null then null
+                           when g.status = 'completed' and l.finding = 'found' then now()
+                           else now() + make_interval(secs => l.delay) end,
+       updated_at = case when l.result is not null or l.attention is distinct from g.attention
+                         then now() else g.updated_at end
+  from look l
+ where g.job_id = any (array(select job_id from locked)) and g.job_id = l.job_id"""
+
+
+def record_looks(database: Database, looks: Sequence[Looked]) -> None:
+    """Record what looks at jobs found and when to look again; writes no status."""
+    if not looks:
+        return
+    database.run(
+        LOOKED,
+        {
+            "job_ids": [look.job_id for look in looks],
+            "delays": [look.delay for look in looks],
+            "findings": [look.finding for look in looks],
+            "attentions": [look.attention for look in looks],
+            "webhook_statuses": [look.webhook_status for look in looks],
+            "results": [look.result for look in looks],
+        },
+    )
+
+
+LOOK_SOON: Final = """
+update gen_job set next_poll_at = least(next_poll_at, now())
+ where job_id = %(job_id)s and next_poll_at is not null
+returning job_id"""
+
+
+def look_soon(database: Database, job_id: str) -> bool:
+    """Make a job due for the next poll, if anything is left to ask about it."""
+    return bool(database.run(LOOK_SOON, {"job_id": job_id}))
+
+
+# Cancel -------------------------------------------------------------------------------------
+
+CLAIM_CANCELS: Final = """
+with due as materialized (
+  select job_id from gen_job where cancel_due_at <= now()
+   order by cancel_due_at limit %(wanted)s for update skip locked)
+update gen_job g
+   set cancel_due_at = case when g.status in ('queued', 'processing')
+                            then now() + make_interval(secs => %(lease)s) end
+  from due where g.job_id = due.job_id
+returning g.job_id, g.cancel_due_at is not null as is_wanted"""
+
+
+def claim_cancels(database: Database, wanted: int, lease: float) -> list[str]:
+    """Lease up to `wanted` jobs whose cancel is to be asked of Sume; gives their ids."""
+    rows = database.run(CLAIM_CANCELS, {"wanted": wanted, "lease": lease})
+    return [row["job_id"] for row in rows if row["is_wanted"]]
+
+
+CANCEL_ASKED: Final = """
+update gen_job
+   set cancel_due_at = case when %(again)s::float8 is not null and cancel_due_at is not null
+                            then now() + make_interval(secs => %(again)s) end,
+       next_poll_at = case when next_poll_at is not null then least(next_poll_at, now()) end
+ where job_id = any (array(select job_id from gen_job where job_id = %(job_id)s for update))"""
+
+
+def cancel_asked(database: Database, job_id: str, again: float | None) -> None:
+    """Record that a cancel was asked: ask once more in `again` seconds, or never; look soon."""
+    database.run(CANCEL_ASKED, {"job_id": job_id, "again": again})

@@ -1,0 +1,98 @@
+"""The numbered migrations and the table that records them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from importlib import resources
+from typing import TYPE_CHECKING, Any, Final, LiteralString, cast
+
+if TYPE_CHECKING:
+    import psycopg
+
+# An arbitrary number: whoever migrates this project waits for the others at it.
+_LOCK: Final = 7_305_226_411
+
+_LEDGER: Final = """
+create table if not exists sume_jobs_migration (
+  version    integer primary key,
+  name       text not null,
+  sha256     text not null,
+  applied_at timestamptz not null default now())"""
+
+
+class MigrationError(RuntimeError):
+    """The database and the code do not fit; the message says which is to be changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One numbered SQL file."""
+
+    version: int
+    name: str
+    sql: str
+
+    @property
+    def sha256(self) -> str:
+        """The digest that tells whether the file changed after it was applied."""
+        return hashlib.sha256(self.sql.encode()).hexdigest()
+
+
+def migrations() -> list[Migration]:
+    """Read the SQL files of the package `sume_jobs.store` in order."""
+    found = []
+    for file in resources.files("sume_jobs.store").joinpath("migrations").iterdir():
+        if match := re.fullmatch(r"([0-9]{4})_([a-z0-9_]+)\.sql", file.name):
+            found.append(Migration(int(match[1]), match[2], file.read_text(encoding="utf-8")))
+    found.sort(key=lambda migration: migration.version)
+    return found
+
+
+def migrate(connection: psycopg.Connection[Any]) -> list[str]:
+    """Bring the database up to this code, all or nothing; gives the names of what was applied.
+
+    Safe to repeat and to run twice at once. Raises MigrationError where the database is newer
+    than the code or an applied file was changed.
+    """
+    known = migrations()
+    applied = []
+    with connection.transaction():
+        # For this transaction only: a migration may take longer than any statement of the queue.
+        connection.execute("set local lock_timeout = '60s'")
+        connection.execute("set local statement_timeout = 0")
+        connection.execute("select pg_advisory_xact_lock(%s)", (_LOCK,))
+        connection.execute(_LEDGER)
+        rows = connection.execute(
+            "select version, name, sha256 from sume_jobs_migration order by version"
+        ).fetchall()
+        recorded = {row["version"]: row for row in rows}
+        _check(known, recorded)
+        for migration in known:
+            if migration.version in recorded:
+                continue
+            # The text comes from the package itself.
+            connection.execute(cast(LiteralString, migration.sql))
+            connection.execute(
+                "insert into sume_jobs_migration (version, name, sha256) values (%s, %s, %s)",
+                (migration.version, migration.name, migration.sha256),
+            )
+            applied.append(f"{migration.version:04d}_{migration.name}")
+    return applied
+
+
+def _check(known: list[Migration], recorded: dict[int, Any]) -> None:
+    newest = known[-1].version
+    if recorded and max(recorded) > newest:
+        raise MigrationError(
+            f"the database is at migration {max(recorded)}, this code only knows {newest}: "
+            "deploy the newer code (the database is never taken back)"
+        )
+    for migration in known:
+        row = recorded.get(migration.version)
+        if row and row["sha256"] != migration.sha256:
+            raise MigrationError(
+                f"migration {migration.version:04d}_{migration.name}.sql is not the file that was "
+                "applied to this database: restore it and put the change into a new file"
+            )

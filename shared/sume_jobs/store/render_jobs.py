@@ -1,0 +1,430 @@
+"""Table render_jobs: the submission machine (pending, submitting, submitted, failed, canceled).
+
+Claims are fenced by a token made in SQL; release, fail and reap work only under that token.
+A success is a fact and is recorded whoever learns it. Multi-row updates lock in id order.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from sume_jobs.store import pace
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sume_jobs.connection import Database
+    from sume_jobs.decisions.pacing import Pace
+
+REAP_BATCH: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimSettings:
+    """What a claim needs to know: key prefix, webhook URL, limits; times in seconds."""
+
+    prefix: str
+    webhook_url: str | None
+    retention: int
+    max_attempts: int
+    probe_seconds: float
+    pace: Pace
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A row to be sent: the frozen request and the token that fences it."""
+
+    row_id: int
+    token: str
+    key: str
+    body: str
+    attempts: int
+    # No earlier request with this key can have reached Sume.
+    first_send: bool
+    # The row was reaped twice: it is sent alone.
+    suspect: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimResult:
+    """What one claim statement gave; `ended` counts rows that ended instead of being sent."""
+
+    admission: pace.Admission
+    claims: list[Claim]
+    ended: dict[str, int]
+
+
+# The priority is matched by equality, band by band, so that a claim never walks over rows that
+# are dated in the future; each lateral takes no more than the budget still allows.
+_BANDS: Final = (
+    "(values (0::smallint), (1::smallint), (2::smallint), (3::smallint)) as band (priority)"
+)
+
+_IS_DUE: Final = f"""
+  select from {_BANDS} cross join lateral (
+    select from render_jobs where status = 'pending' and reaps < 2
+       and priority = band.priority and run_after <= now() limit 1) as one
+  union all
+  (select from render_jobs where status = 'pending' and reaps >= 2 and run_after <= now() limit 1)"""
+
+# Read off the row that was locked. Whatever may not be sent any more ends here, so that nothing
+# ineligible stays at the head of the queue.
+_FATE: Final = """
+         case when cancel_requested_at is not null and unknown_since is null then 'canceled'
+              when unknown_since < now() - make_interval(secs => %(retention)s)
+                then 'idempotency_window_expired'
+              when attempts >= %(max_attempts)s then 'attempts_exhausted'
+              else 'submitting' end as fate"""
+
+CLAIM: Final = f"""
+with {pace.admission(_IS_DUE)},
+normal as materialized (
+  select row.id, row.fate from budget
+   cross join {_BANDS}
+   cross join lateral (
+     select id, {_FATE}
+       from render_jobs
+      where status = 'pending' and reaps < 2 and priority = band.priority and run_after <= now()
+      order by run_after, id limit budget.tokens for update skip locked) as row
+   limit (select tokens from budget)),
+suspect as materialized (
+  select id, {_FATE}
+    from render_jobs
+   where status = 'pending' and reaps >= 2 and run_after <= now()
+     and %(may_be_alone)s and (select tokens from budget) > 0 and not exists (select from normal)
+   order by reaps, run_after, id limit 1 for update skip locked),
+picked as materialized (
+  select id, fate from normal union all select id, fate from suspect),
+{pace.PROBE},
+claimed as (
+  update render_jobs r
+     set status = case a.fate when 'submitting' then 'submitting' when 'canceled' then 'canceled'
+                              else 'failed' end,
+         error_code = case when a.fate not in ('submitting', 'canceled') then a.fate end,
+         claimed_at = case when a.fate = 'submitting' then now() else r.claimed_at end,
+         claim_token = case when a.fate = 'submitting' then gen_random_uuid() end,
+         attempts = r.attempts + (a.fate = 'submitting')::int,
+         sends = r.sends + (a.fate = 'submitting')::int,
+         idempotency_key = coalesce(r.idempotency_key, %(prefix)s || '-' || r.id
+           || case when r.generation > 1 then '-' || r.generation else '' end),
+         request_body = coalesce(r.request_body, (r.params
+           || jsonb_build_object('model', r.model, 'prompt', r.prompt)
+           || case when %(webhook_url)s::text is null then jsonb_build_object('mode', 'async')
+                   else jsonb_build_object('mode', 'webhook', 'webhook_url', %(webhook_url)s::text) end
+         )::text),
+         updated_at = now()
+    from admitted a
+   where r.id = any (array(select id from admitted)) and r.id = a.id
+  returning r.id, a.fate, r.claim_token, r.idempotency_key, r.request_body,
+            r.attempts, r.sends, r.unknown_since, r.reaps, r.priority, r.run_after),
+spending as (select count(*) as n from claimed where fate = 'submitting'),
+{pace.SPEND}
+select {pace.ADMISSION_COLUMNS}, claimed.id, claimed.fate, claimed.claim_token::text as token, claimed.idempotency_key as key, claimed.request_body as body,
+       claimed.attempts, claimed.reaps, claimed.sends = 1 and claimed.unknown_since is null as first_send
+  from gate cross join due left join budget on true left join claimed on true
+ order by claimed.priority, claimed.run_after, claimed.id"""
+
+
+def claim(
+    database: Database, settings: ClaimSettings, wanted: int, may_be_alone: bool
+) -> ClaimResult:
+    """Claim up to `wanted` due rows, as far as gate and budget allow, in one statement.
+
+    The claim counts an attempt and a send, and freezes key and request body the first time.
+    A row that was reaped twice is claimed alone, only if `may_be_alone` and nothing else is
+    due. A row that may not be sent any more (canceled, attempts used up, key too old) ends.
+    """
+    rows = database.run(
+        CLAIM,
+        {
+            "pace": "writes",
+            "wanted": wanted,
+            "rate": settings.pace.rate,
+            "capacity": settings.pace.capacity,
+            "probe_seconds": settings.probe_seconds,
+            "may_be_alone": may_be_alone,
+            "prefix": settings.prefix,
+            "webhook_url": settings.webhook_url,
+            "retention": settings.retention,
+            "max_attempts": settings.max_attempts,
+        },
+    )
+    claims = []
+    ended: dict[str, int] = {}
+    for row in rows:
+        if row["fate"] == "submitting":
+            claims.append(
+                Claim(
+                    row_id=row["id"],
+                    token=row["token"],
+                    key=row["key"],
+                    body=row["body"],
+                    attempts=row["attempts"],
+                    first_send=row["first_send"],
+                    suspect=row["reaps"] >= 2,
+                )
+            )
+        elif row["fate"] is not None:
+            ended[row["fate"]] = ended.get(row["fate"], 0) + 1
+    return ClaimResult(pace.admission_of(rows[0], bool(claims)), claims, ended)
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """Sume accepted the row's request as this job."""
+
+    row_id: int
+    token: str
+    key: str
+    job_id: str
+    request_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The row's request came to nothing, or to something unknown. `delay` is in seconds.
+
+    action: requeue, fail or collision (then `job_id` is the job that somebody else's key made).
+    """
+
+    row_id: int
+    token: str
+    key: str
+    action: str
+    delay: float = 0.0
+    give_back_attempt: bool = False
+    give_back_send: bool = False
+    unknown: bool = False
+    error_code: str | None = None
+    error: dict[str, Any] | None = None
+    request_id: str | None = None
+    job_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What became of one answer.
+
+    fate: submitted, requeued, failed, canceled, already (the same job stood there), conflict
+    (kept in job_conflict for `reason`), or lost (another claim owns the row now).
+    """
+
+    row_id: int
+    job_id: str | None
+    fate: str
+    reason: str | None
+
+
+# The row is locked by its key before any guard is tested. Success needs no token: the row, its
+# key and its empty job id are the guard. Everything else needs the token of its claim.
+RECORD: Final = """
+with answer as materialized (
+  select * from jsonb_to_recordset(%(answers)s::jsonb) as a (
+    row_id bigint, token uuid, key text, action text, job_id text, delay float8,
+    give_back_attempt boolean, give_back_send boolean, unknown boolean,
+    error_code text, error jsonb, request_id text)),
+locked as materialized (
+  select id, status, claim_token, claimed_at, sume_job_id, idempotency_key, attempts,
+         unknown_since, cancel_requested_at
+    from render_jobs where id = any (%(ids)s::bigint[]) order by id for update),
+success as materialized (
+  select a.row_id, a.token, a.key, a.job_id, a.request_id, l.cancel_requested_at,
+         case when l.id is null then 'row_is_gone'
+              when l.idempotency_key is distinct from a.key then 'other_generation'
+              when l.sume_job_id = a.job_id then 'already'
+              when l.sume_job_id is not null then 'second_job_for_row'
+              when g.job_id is null then 'new'
+              when g.render_job_id = a.row_id and g.idempotency_key = a.key then 'known'
+              else 'job_of_another_row' end as finding
+    from answer a
+    left join locked l on l.id = a.row_id
+    left join gen_job g on g.job_id = a.job_id
+   where a.action = 'accepted'),
+made as (
+  insert into gen_job (job_id, idempotency_key, render_job_id, request_id, next_poll_at,
+                       cancel_requested_at, cancel_due_at)
+  select distinct on (job_id) job_id, key, row_id, request_id,
+         now() + make_interval(secs => %(first_poll)s), cancel_requested_at,
+         case when cancel_requested_at is not null then now() end
+    from success where finding = 'new' order by job_id, row_id
+  on conflict do nothing
+  returning job_id, render_job_id),
+judged as materialized (
+  select s.*, case when s.finding = 'new' and m.job_id is null then 'job_of_another_row'
+                   when s.finding = 'new' then 'known' else s.finding end as verdict
+    from success s left join made m on m.job_id = s.job_id and m.render_job_id = s.row_id),
+submitted as (
+  update render_jobs r
+     set status = 'submitted', sume_job_id = j.job_id, claim_token = null,
+         error_code = null, error = null, request_id = j.request_id, updated_at = now()
+    from judged j
+   where r.id = any (array(select row_id from judged where verdict = 'known')) and r.id = j.row_id
+  returning r.id),
+conflict as (
+  insert into job_conflict (render_job_id, job_id, idempotency_key, reason)
+  select row_id, job_id, key, verdict from judged where verdict not in ('known', 'already')
+  union all
+  select row_id, job_id, key, 'idempotency_key_collision' from answer where action = 'collision'
+  on conflict do nothing),
+refusal as materialized (
+  select a.*, l.attempts - a.give_back_attempt::int as attempts_left_at,
+         coalesce(l.unknown_since, case when a.unknown then l.claimed_at end) as unknown_from,
+         l.cancel_requested_at is not null as is_unwanted
+    from (select row_id, token, action, delay, give_back_attempt, give_back_send, unknown,
+                 error_code, error, request_id from answer where action <> 'accepted'
+          union all
+          -- A job that belongs to another row cannot be this one's: no more sends with this key.
+          select row_id, token, 'fail', 0, false, false, false, 'job_id_conflict', null, request_id
+            from judged where verdict = 'job_of_another_row') a
+    join locked l on l.id = a.row_id and l.status = 'submitting' and l.claim_token = a.token),
+decided as materialized (
+  select *, case when action <> 'requeue' then 'failed'
+                 when is_unwanted and unknown_from is null then 'canceled'
+                 when attempts_left_at >= %(max_attempts)s then 'failed'
+                 else 'pending' end as status
+    from refusal),
+refused as (
+  update render_jobs r
+     set status = d.status, claim_token = null, attempts = d.attempts_left_at,
+         sends = r.sends - d.give_back_send::int,
+         unknown_since = d.unknown_from,
+         run_after = now() + make_interval(secs => d.delay),
+         error_code = case when d.status = 'failed' and d.action = 'requeue' then 'attempts_exhausted'
+                           when d.status = 'failed' then d.error_code end,
+         error = coalesce(d.error, r.error), request_id = coalesce(d.request_id, r.request_id),
+         updated_at = now()
+    from decided d
+   where r.id = any (array(select row_id from decided)) and r.id = d.row_id
+  returning r.id, r.status)
+select a.row_id, a.job_id, j.verdict,
+       case when s.id is not null then 'submitted'
+            when j.verdict = 'already' then 'already'
+            when j.verdict is not null or a.action = 'collision' then 'conflict'
+            when f.status = 'pending' then 'requeued'
+            when f.status is not null then f.status
+            else 'lost' end as fate
+  from answer a
+  left join judged j on j.row_id = a.row_id and a.action = 'accepted'
+  left join submitted s on s.id = a.row_id
+  left join refused f on f.id = a.row_id"""
+
+
+def record(
+    database: Database,
+    answers: Sequence[Accepted | Refused],
+    max_attempts: int,
+    first_poll: float,
+) -> list[Recorded]:
+    """Record what became of claimed rows, in one statement, safe to repeat.
+
+    `first_poll` is the time, in seconds, until a new job is first looked at. An accepted job is
+    inserted as queued, whatever Sume says of it: its status goes through the guarded update.
+    """
+    rows = database.run(
+        RECORD,
+        {
+            "answers": json.dumps([_as_json(answer) for answer in answers]),
+            "ids": [answer.row_id for answer in answers],
+            "max_attempts": max_attempts,
+            "first_poll": first_poll,
+        },
+    )
+    return [Recorded(row["row_id"], row["job_id"], row["fate"], row["verdict"]) for row in rows]
+
+
+def _as_json(answer: Accepted | Refused) -> dict[str, Any]:
+    if isinstance(answer, Refused):
+        return asdict(answer)
+    return {"action": "accepted", **asdict(answer)}
+
+
+REAP: Final = """
+with stale as materialized (
+  select id, sume_job_id, idempotency_key, unknown_from,
+         case when sume_job_id is not null then 'submitted'
+              when unknown_from < now() - make_interval(secs => %(retention)s) then 'expired'
+              when attempts >= %(max_attempts)s then 'exhausted'
+              else 'pending' end as fate
+    from (
+      select id, sume_job_id, idempotency_key, attempts,
+             coalesce(unknown_since, least(claimed_at, now())) as unknown_from
+        from render_jobs
+       where status = 'submitting'
+         and (claimed_at is null or claimed_at < now() - make_interval(secs => %(claim_timeout)s)
+              -- No clock but the database's sets it: an instant in the future is damage.
+              or claimed_at > now() + interval '1 minute')
+       order by id limit %(batch)s for update skip locked) as claimed),
+job as (
+  insert into gen_job (job_id, idempotency_key, render_job_id)
+  select sume_job_id, coalesce(idempotency_key, %(prefix)s || '-' || id), id
+    from stale where fate = 'submitted'
+  on conflict do nothing),
+moved as (
+  update render_jobs r
+     set status = case s.fate when 'expired' then 'failed' when 'exhausted' then 'failed' else s.fate end,
+         error_code = case s.fate when 'expired' then 'idempotency_window_expired'
+                                  when 'exhausted' then 'attempts_exhausted' end,
+         reaps = r.reaps + (s.fate <> 'submitted')::int,
+         unknown_since = case when s.fate = 'submitted' then r.unknown_since else s.unknown_from end,
+         claim_token = null,
+         run_after = now() + make_interval(secs => 5 + 5 * random()),
+         updated_at = now()
+    from stale s
+   where r.id = any (array(select id from stale)) and r.id = s.id
+  returning s.fate)
+select fate, count(*) as n from moved group by fate"""
+
+
+def reap(
+    database: Database, claim_timeout: int, retention: int, max_attempts: int, prefix: str
+) -> dict[str, int]:
+    """Take back one batch of claims that ended without a word.
+
+    Gives counts by fate of the rows: pending, expired (the key is too old to be sent
+    again), exhausted (attempts used up), submitted (the job id stood there already).
+    """
+    rows = database.run(
+        REAP,
+        {
+            "claim_timeout": claim_timeout,
+            "retention": retention,
+            "max_attempts": max_attempts,
+            "prefix": prefix,
+            "batch": REAP_BATCH,
+        },
+    )
+    return {row["fate"]: row["n"] for row in rows}
+
+
+REQUEST_CANCEL: Final = """
+with locked as materialized (
+  select id, status, unknown_since, sume_job_id from render_jobs where id = %(id)s for update),
+job as (
+  update gen_job g set cancel_requested_at = coalesce(g.cancel_requested_at, now()), cancel_due_at = now()
+    from locked l where l.status = 'submitted' and g.job_id = l.sume_job_id
+     and g.status in ('queued', 'processing')
+  returning g.job_id),
+row as (
+  update render_jobs r
+     set cancel_requested_at = coalesce(r.cancel_requested_at, now()),
+         status = case when l.status = 'pending' and l.unknown_since is null then 'canceled' else r.status end,
+         updated_at = now()
+    from locked l
+   where r.id = l.id and (l.status in ('pending', 'submitting') or exists (select from job))
+  returning r.status)
+select case when row.status = 'canceled' then 'canceled'
+            when row.status is not null then 'requested' else 'too_late' end as outcome
+  from locked left join row on true"""
+
+
+def request_cancel(database: Database, row_id: int) -> str | None:
+    """Wish that a row be canceled. None where there is no such row.
+
+    canceled: it had never been sent, and never will be. requested: Sume will be asked, and only
+    what Sume reports is written. too_late: it has ended.
+    """
+    rows = database.run(REQUEST_CANCEL, {"id": row_id})
+    return rows[0]["outcome"] if rows else None

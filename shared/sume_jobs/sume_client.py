@@ -1,0 +1,221 @@
+"""The Sume API over HTTP: one request a call, one total deadline, nothing hidden.
+
+Knows no tables. Whatever happens becomes an `Answer` or a `NoAnswer`; nothing is raised for
+what the network or the server does.
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+import requests
+import urllib3
+from requests.adapters import HTTPAdapter
+from requests.auth import AuthBase
+from requests.exceptions import InvalidURL
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+
+from sume_jobs import __version__
+from sume_jobs.decisions.outcomes import Answer, NoAnswer
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Mapping
+
+CONNECT_SECONDS: Final = 3.0
+LARGEST_BODY: Final = 1024 * 1024
+_CHUNK: Final = 64 * 1024
+
+# The deadline of the call that this thread is making (monotonic seconds).
+_call = threading.local()
+
+
+class SumeClient:
+    """Calls Sume with one API key. Safe to use from several threads; open one for each invocation.
+
+    A fresh one each time, because sockets that were kept while a container was frozen are dead.
+    """
+
+    def __init__(
+        self, base_url: str, submit_path: str, api_key: str, timeout: float, concurrency: int
+    ) -> None:
+        self._base_url = base_url
+        self._submit_url = base_url + submit_path
+        self._timeout = timeout
+        self._session = requests.Session()
+        # Set as an auth object, because a netrc file would replace a plain header.
+        self._session.auth = _Bearer(api_key)
+        self._session.proxies = requests.utils.get_environ_proxies(base_url)
+        self._session.trust_env = False
+        self._session.headers.update(
+            {"User-Agent": f"sume-jobs/{__version__}", "Accept": "application/json"}
+        )
+        adapter = _Adapter(pool_maxsize=concurrency, max_retries=0)
+        self._session.mount("https://", adapter)
+        self._session.mount("http://", adapter)
+
+    def close(self) -> None:
+        """Close the sockets."""
+        self._session.close()
+
+    def submit(self, key: str, body: str) -> Answer | NoAnswer:
+        """Submit a generation: the frozen body under the row's own Idempotency-Key."""
+        headers = {"Idempotency-Key": key, "Content-Type": "application/json"}
+        return self._call("POST", self._submit_url, headers, body.encode())
+
+    def job(self, job_id: str) -> Answer | NoAnswer:
+        """Read a job's record."""
+        return self._call("GET", self._job_url(job_id))
+
+    def result(self, job_id: str) -> Answer | NoAnswer:
+        """Read a completed job's result."""
+        return self._call("GET", self._job_url(job_id) + "/result")
+
+    def cancel(self, job_id: str) -> Answer | NoAnswer:
+        """Ask for a job to be canceled."""
+        headers = {"Content-Type": "application/json"}
+        return self._call("POST", self._job_url(job_id) + "/cancel", headers, b"{}")
+
+    def _job_url(self, job_id: str) -> str:
+        return f"{self._base_url}/v1/jobs/{quote(job_id, safe='')}"
+
+    def _call(
+        self, method: str, url: str, headers: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> Answer | NoAnswer:
+        _call.deadline = deadline = time.monotonic() + self._timeout
+        _call.sent = False
+        try:
+            with self._session.request(
+                method,
+                url,
+                headers=headers,
+                data=body or None,
+                timeout=(min(CONNECT_SECONDS, self._timeout), self._timeout),
+                allow_redirects=False,
+                stream=True,
+            ) as response:
+                content, complete = _read_body(response, deadline)
+                return Answer(
+                    status=response.status_code,
+                    headers={name.lower(): value for name, value in response.headers.items()},
+                    body=content,
+                    complete=complete,
+                )
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            # ValueError: a header that cannot be sent (also UnicodeError).
+            unsendable = isinstance(error, ValueError) and not isinstance(error, InvalidURL)
+            return NoAnswer(sent=_call.sent, reason=_reason(error), unsendable=unsendable)
+
+
+class _Bearer(AuthBase):
+    def __init__(self, api_key: str) -> None:
+        self._value = f"Bearer {api_key}"
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        request.headers["Authorization"] = self._value
+        return request
+
+
+def _read_body(response: requests.Response, deadline: float) -> tuple[bytes, bool]:
+    """Read the body up to the size cap and the deadline; tells whether it is all there."""
+    parts: list[bytes] = []
+    size = 0
+    try:
+        while chunk := response.raw.read1(_CHUNK, decode_content=True):
+            parts.append(chunk)
+            size += len(chunk)
+            if size > LARGEST_BODY or time.monotonic() > deadline:
+                return b"".join(parts), False
+    except (urllib3.exceptions.HTTPError, OSError, ValueError):
+        return b"".join(parts), False
+    length = response.headers.get("Content-Length", "")
+    encoded = "Content-Encoding" in response.headers
+    cut = length.isascii() and length.isdigit() and not encoded and size < int(length)
+    return b"".join(parts), not cut
+
+
+def _reason(error: BaseException) -> str:
+    """Name what went wrong, innermost cause first; the text may hold a URL, so only the kind."""
+    while error.args and isinstance(error.args[0], BaseException):
+        error = error.args[0]
+    reason = getattr(error, "reason", None)
+    return type(reason if isinstance(reason, BaseException) else error).__name__
+
+
+class _DeadlineReader(io.RawIOBase):
+    """Reads a socket with what is left of the call's time, however the bytes drip.
+
+    requests' timeout counts for each read of the socket alone.
+    """
+
+    def __init__(self, raw: Any, connection: socket.socket) -> None:
+        self._raw = raw
+        self._socket = connection
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left = _call.deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the call's time is over")
+        self._socket.settimeout(left)
+        return int(self._raw.readinto(buffer))
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _Response(http.client.HTTPResponse):
+    def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        self.fp = io.BufferedReader(_DeadlineReader(self.fp.detach(), sock))  # type: ignore[attr-defined]
+
+
+class _Sends:
+    """Notes the moment from which bytes may have left."""
+
+    response_class = _Response
+
+    def send(self, data: Any) -> None:
+        if getattr(self, "sock", None) is None:
+            self.connect()  # type: ignore[attr-defined]
+        _call.sent = True
+        super().send(data)  # type: ignore[misc]
+
+
+class _Connection(_Sends, HTTPConnection):
+    pass
+
+
+class _SecureConnection(_Sends, HTTPSConnection):
+    pass
+
+
+class _Pool(HTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
+class _SecurePool(HTTPSConnectionPool):
+    ConnectionCls = _SecureConnection
+
+
+_POOLS: Final = {"http": _Pool, "https": _SecurePool}
+
+
+class _Adapter(HTTPAdapter):
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        super().init_poolmanager(*args, **kwargs)  # type: ignore[no-untyped-call]
+        self.poolmanager.pool_classes_by_scheme = _POOLS
+
+    def proxy_manager_for(self, *args: Any, **kwargs: Any) -> Any:
+        manager = super().proxy_manager_for(*args, **kwargs)  # type: ignore[no-untyped-call]
+        manager.pool_classes_by_scheme = _POOLS
+        return manager
