@@ -1,0 +1,560 @@
+"""What a deployment of template.yaml would be, in every configuration that it offers."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from graphlib import CycleError
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sume_jobs.settings import RECORD_SECONDS, Settings
+
+from local import sam_build
+from tests.template.deployment import (
+    API_KEY_ARN,
+    DATABASE_ARN,
+    ROOT,
+    SIGNING_ARN,
+    STACK,
+    Deployment,
+    creation_order,
+    references,
+    source,
+    translate,
+    translated,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BY_SECRET = {"DatabaseSecretArn": DATABASE_ARN}
+BY_IAM = {"DatabaseHost": "db.example.com", "DatabaseResourceId": "db-ABC123"}
+KMS_ARN = "arn:aws:kms:eu-central-1:123456789012:key/11111111-2222-3333-4444-555555555555"
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "least": BY_SECRET,
+    "iam": BY_IAM,
+    "managed secret": {**BY_SECRET, "DatabaseHost": "db.example.com"},
+    "webhooks": {**BY_SECRET, "SumeWebhookSecretsArn": SIGNING_ARN},
+    "reread": {**BY_SECRET, "WebhookVerification": "reread"},
+    "everything": {
+        **BY_IAM,
+        "SumeWebhookSecretsArn": SIGNING_ARN,
+        "SumeWebhookUrl": "https://jobs.example.com/webhooks/sume",
+        "IdempotencyPrefix": "shop",
+        "SecretsKmsKeyArn": KMS_ARN,
+        "VpcSubnetIds": "subnet-1,subnet-2",
+        "VpcSecurityGroupIds": "sg-1",
+        "ScheduledReservedConcurrency": 3,
+        "WebhookReservedConcurrency": 5,
+        "Architecture": "x86_64",
+    },
+}
+SCHEDULED = {"submit", "reap", "poll"}
+FUNCTIONS = SCHEDULED | {"webhook", "migrate"}
+
+
+@pytest.fixture(params=CONFIGURATIONS, ids=lambda name: name.replace(" ", "-"))
+def deployment(request: pytest.FixtureRequest) -> Deployment:
+    return Deployment(**CONFIGURATIONS[request.param])
+
+
+def bounds(parameter: str) -> Iterator[int]:
+    """The least, the default and the greatest value a number may have (a million if unlimited)."""
+    declared = source()["Parameters"][parameter]
+    yield declared["MinValue"]
+    yield declared["Default"]
+    yield declared.get("MaxValue", 1_000_000)
+
+
+# ---- Functions -----------------------------------------------------------------------------------
+
+
+def test_functions_are_those_in_the_source_tree(deployment: Deployment) -> None:
+    assert set(deployment.functions) == FUNCTIONS
+    written = source()
+    for name in FUNCTIONS:
+        folder = written["Resources"][f"{name.title()}Function"]["Properties"]["CodeUri"]
+        assert folder == f"functions/{name}/"
+        assert (ROOT / folder / "app.py").is_file()
+    folders = {path.name for path in (ROOT / "functions").iterdir() if path.name[0] not in "._"}
+    assert folders == FUNCTIONS
+    assert set(sam_build.FUNCTIONS.values()) == FUNCTIONS
+
+
+def test_every_function_runs_the_handler_on_the_layer(deployment: Deployment) -> None:
+    for properties in deployment.functions.values():
+        assert properties["Handler"] == "app.handler"
+        assert properties["Runtime"] == "python3.13"
+        assert properties["Architectures"] == [deployment.parameters["Architecture"]]
+        (layer,) = properties["Layers"]
+        assert deployment.resources[layer[1:-1]]["Type"] == "AWS::Lambda::LayerVersion"
+
+
+def test_every_function_states_its_time_and_memory() -> None:
+    for name in FUNCTIONS:
+        properties = source()["Resources"][f"{name.title()}Function"]["Properties"]
+        assert properties["Timeout"] > 0
+        assert properties["MemorySize"] >= 256
+        assert properties["Description"].endswith(".")
+
+
+def test_time_limits_contain_each_other_for_every_allowed_value() -> None:
+    """R12: claim timeout > function timeout > HTTP timeout, with time to record what came back."""
+    functions = Deployment(**BY_SECRET).functions
+    http = max(bounds("SumeTimeoutSeconds"))
+    linger = max(bounds("LingerSeconds"))
+    claim = min(bounds("ClaimTimeoutSeconds"))
+    assert claim > functions["submit"]["Timeout"] > linger + http + RECORD_SECONDS
+    assert functions["poll"]["Timeout"] > http + RECORD_SECONDS
+    # An HTTP API gives up after 30 s; the webhook answers within 5 s even when rows are locked.
+    assert 5 < functions["webhook"]["Timeout"] < 30
+
+
+def test_the_rule_is_stated_by_the_defaults_too() -> None:
+    environment = Deployment(**BY_SECRET).environment("submit")
+    assert environment["CLAIM_TIMEOUT_SECONDS"] == "600"
+    assert environment["SUME_TIMEOUT_SECONDS"] == "20"
+
+
+def test_reserved_concurrency_is_unset_by_default_and_settable() -> None:
+    for properties in Deployment(**BY_SECRET).functions.values():
+        assert "ReservedConcurrentExecutions" not in properties
+    reserved = {
+        name: properties.get("ReservedConcurrentExecutions")
+        for name, properties in Deployment(**CONFIGURATIONS["everything"]).functions.items()
+    }
+    assert reserved == {"submit": "3", "reap": "3", "poll": "3", "webhook": "5", "migrate": None}
+
+
+def test_network_is_all_or_nothing() -> None:
+    for properties in Deployment(**BY_SECRET).functions.values():
+        assert "VpcConfig" not in properties
+    for properties in Deployment(**CONFIGURATIONS["everything"]).functions.values():
+        assert properties["VpcConfig"] == {
+            "SubnetIds": ["subnet-1", "subnet-2"],
+            "SecurityGroupIds": ["sg-1"],
+        }
+
+
+def test_the_layer_is_built_for_the_processor_of_the_functions() -> None:
+    layer = source()["Resources"]["Layer"]
+    assert layer["Metadata"] == {
+        "BuildMethod": "python3.13",
+        "BuildArchitecture": {"Ref": "Architecture"},
+    }
+    assert layer["Properties"]["ContentUri"] == "shared/"
+    assert (ROOT / "shared/requirements.txt").is_file()
+    assert not (ROOT / "shared/python").exists()
+    pinned = (ROOT / "shared/requirements.txt").read_text(encoding="utf-8")
+    assert not re.search(r"^(boto3|botocore)\b", pinned, re.MULTILINE)
+    assert re.search(r"^psycopg-binary==", pinned, re.MULTILINE)
+
+
+# ---- Permissions ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", sorted(FUNCTIONS))
+@pytest.mark.parametrize("database", ["secret", "iam"])
+def test_a_function_may_do_what_it_needs_and_nothing_else(function: str, database: str) -> None:
+    chosen = {
+        **(BY_SECRET if database == "secret" else BY_IAM),
+        "SumeWebhookSecretsArn": SIGNING_ARN,
+    }
+    read, send = "secretsmanager:GetSecretValue", "sqs:SendMessage"
+    expected = {
+        "secret": {(read, DATABASE_ARN)},
+        "iam": {
+            (
+                "rds-db:connect",
+                "arn:aws:rds-db:eu-central-1:123456789012:dbuser:db-ABC123/sume_jobs",
+            )
+        },
+    }[database]
+    if function in ("submit", "poll"):
+        expected.add((read, API_KEY_ARN))
+    if function == "webhook":
+        expected.add((read, SIGNING_ARN))
+    if function in SCHEDULED:
+        expected.add((send, "<FailedRunsQueue.Arn>"))
+    assert Deployment(**chosen).permissions(function) == expected
+
+
+def test_a_key_of_ones_own_is_only_used_through_secrets_manager() -> None:
+    deployment = Deployment(**CONFIGURATIONS["everything"])
+    (policy,) = deployment.of_type("AWS::IAM::ManagedPolicy").values()
+    (statement,) = [
+        statement
+        for statement in policy["PolicyDocument"]["Statement"]
+        if statement["Action"] == "kms:Decrypt"
+    ]
+    assert statement["Resource"] == KMS_ARN
+    assert statement["Condition"] == {
+        "StringEquals": {"kms:ViaService": "secretsmanager.eu-central-1.amazonaws.com"}
+    }
+
+
+def test_roles_hold_no_broad_policies(deployment: Deployment) -> None:
+    allowed = {
+        "service-role/AWSLambdaBasicExecutionRole",
+        "service-role/AWSLambdaVPCAccessExecutionRole",
+        "AWSXrayWriteOnlyAccess",
+    }
+    for role in deployment.of_type("AWS::IAM::Role").values():
+        for arn in role.get("ManagedPolicyArns", []):
+            assert arn == "<DatabasePolicy>" or arn.split(":policy/")[1] in allowed
+    for function in FUNCTIONS:
+        assert not [pair for pair in deployment.permissions(function) if "*" in "".join(pair)]
+
+
+# ---- Schedules -----------------------------------------------------------------------------------
+
+
+def test_schedules_tick_every_minute_without_retries_or_names(deployment: Deployment) -> None:
+    schedules = deployment.of_type("AWS::Scheduler::Schedule")
+    targets = {schedule["Target"]["Arn"] for schedule in schedules.values()}
+    assert targets == {f"<{name.title()}Function.Arn>" for name in SCHEDULED}
+    for schedule in schedules.values():
+        assert schedule["ScheduleExpression"] == "rate(1 minute)"
+        assert schedule["State"] == "ENABLED"
+        assert "Name" not in schedule
+        assert schedule["Target"]["RetryPolicy"] == {
+            "MaximumRetryAttempts": 0,
+            "MaximumEventAgeInSeconds": 60,
+        }
+        assert schedule["Target"]["DeadLetterConfig"] == {"Arn": "<FailedRunsQueue.Arn>"}
+
+
+def test_failed_runs_are_not_repeated_by_lambda(deployment: Deployment) -> None:
+    configured = deployment.of_type("AWS::Lambda::EventInvokeConfig").values()
+    assert {config["FunctionName"] for config in configured} == {
+        f"<{name.title()}Function>" for name in SCHEDULED
+    }
+    for config in configured:
+        assert config["MaximumRetryAttempts"] == 0
+        assert config["MaximumEventAgeInSeconds"] == 60
+        destination = config["DestinationConfig"]["OnFailure"]["Destination"]
+        assert destination == "<FailedRunsQueue.Arn>"
+
+
+def test_all_schedules_can_be_stopped_by_one_parameter() -> None:
+    stopped = Deployment(**BY_SECRET, SchedulesState="DISABLED")
+    schedules = stopped.of_type("AWS::Scheduler::Schedule").values()
+    assert {schedule["State"] for schedule in schedules} == {"DISABLED"}
+
+
+# ---- The HTTP API --------------------------------------------------------------------------------
+
+
+def test_one_route_is_open_and_the_rest_would_be_closed(deployment: Deployment) -> None:
+    (api,) = deployment.of_type("AWS::ApiGatewayV2::Api").values()
+    paths = api["Body"]["paths"]
+    assert set(paths) == {"/webhooks/sume"}
+    assert set(paths["/webhooks/sume"]) == {"post"}
+    post = paths["/webhooks/sume"]["post"]
+    assert post["security"] == [{"NONE": []}]
+    assert post["x-amazon-apigateway-integration"]["payloadFormatVersion"] == "2.0"
+    auth = source()["Resources"]["HttpApi"]["Properties"]["Auth"]
+    assert auth == {"EnableIamAuthorizer": True, "DefaultAuthorizer": "AWS_IAM"}
+
+
+def test_a_route_that_does_not_say_it_is_open_is_closed() -> None:
+    template = source()
+    events = template["Resources"]["WebhookFunction"]["Properties"]["Events"]
+    del events["Delivery"]["Properties"]["Auth"]
+    api = translate(template)["Resources"]["HttpApi"]["Properties"]
+    assert api["Body"]["paths"]["/webhooks/sume"]["post"]["security"] == [{"AWS_IAM": []}]
+
+
+def test_the_api_throttles_and_logs(deployment: Deployment) -> None:
+    (stage,) = deployment.of_type("AWS::ApiGatewayV2::Stage").values()
+    assert stage["StageName"] == "$default"
+    assert stage["DefaultRouteSettings"] == {
+        "ThrottlingRateLimit": "100",
+        "ThrottlingBurstLimit": "200",
+    }
+    assert stage["AccessLogSettings"]["DestinationArn"] == "<ApiLogs.Arn>"
+    logged = json.loads(stage["AccessLogSettings"]["Format"])
+    assert {"request_id", "status", "route"} <= set(logged)
+    for value in logged.values():
+        assert not re.search(r"path|query|header|\$context\.authorizer", value, re.IGNORECASE)
+
+
+@pytest.mark.parametrize(
+    ("configuration", "expected"),
+    [
+        ("least", None),
+        ("webhooks", "https://<HttpApi>.execute-api.eu-central-1.amazonaws.com/webhooks/sume"),
+        ("reread", "https://<HttpApi>.execute-api.eu-central-1.amazonaws.com/webhooks/sume"),
+        ("everything", "https://jobs.example.com/webhooks/sume"),
+    ],
+)
+def test_submit_knows_where_webhooks_go(configuration: str, expected: str | None) -> None:
+    deployment = Deployment(**CONFIGURATIONS[configuration])
+    assert deployment.environment("submit").get("SUME_WEBHOOK_URL") == expected
+    for other in FUNCTIONS - {"submit"}:
+        assert "SUME_WEBHOOK_URL" not in deployment.environment(other)
+    if expected:
+        assert deployment.outputs["WebhookUrl"] == expected
+    assert deployment.outputs["WebhookUrl"].startswith("https://")
+
+
+def test_resources_can_be_created_in_some_order() -> None:
+    order = creation_order(translated())
+    assert order.index("WebhookFunction") < order.index("HttpApi") < order.index("SubmitFunction")
+
+
+@pytest.mark.parametrize("where", ["WebhookFunction", "Globals"])
+def test_the_order_test_would_notice_a_circle(where: str) -> None:
+    template = source()
+    url = template["Resources"]["SubmitFunction"]["Properties"]["Environment"]["Variables"][
+        "SUME_WEBHOOK_URL"
+    ]
+    owner = (
+        template["Globals"]["Function"]
+        if where == "Globals"
+        else template["Resources"][where]["Properties"]
+    )
+    owner["Environment"]["Variables"]["SUME_WEBHOOK_URL"] = url
+    with pytest.raises(CycleError):
+        creation_order(translate(template))
+
+
+# ---- Environment ---------------------------------------------------------------------------------
+
+
+class Recorder(dict[str, str]):
+    """An environment that remembers which variables were asked for."""
+
+    def __init__(self, values: dict[str, str]) -> None:
+        super().__init__(values)
+        self.asked: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.asked.add(name)
+        return super().get(name, default)
+
+
+def known_variables() -> set[str]:
+    environment = Recorder({"DATABASE_URL": "postgresql://localhost/x"})
+    Settings.from_environment(environment)
+    return environment.asked
+
+
+POWERTOOLS = {
+    "POWERTOOLS_SERVICE_NAME",
+    "POWERTOOLS_METRICS_NAMESPACE",
+    "POWERTOOLS_LOG_LEVEL",
+    "POWERTOOLS_LOGGER_LOG_EVENT",
+}
+# What holds a secret, or is only for a machine without AWS.
+NEVER_DEPLOYED = {"DATABASE_URL", "SUME_API_KEY", "SUME_WEBHOOK_SECRETS"}
+# Known to the layer, not yet offered by the template.
+NOT_OFFERED = {"SUME_SUBMIT_PATH", "FOLLOW_UP_QUEUE_URL", "FOLLOW_UP_EVENT_BUS"}
+
+
+def test_variables_are_those_the_layer_reads() -> None:
+    given: set[str] = set()
+    for parameters in CONFIGURATIONS.values():
+        deployment = Deployment(**parameters)
+        for function in FUNCTIONS:
+            given |= set(deployment.environment(function))
+    assert given == (known_variables() | POWERTOOLS) - NEVER_DEPLOYED - NOT_OFFERED
+
+
+def test_the_layer_accepts_what_each_function_is_given(deployment: Deployment) -> None:
+    for function in FUNCTIONS:
+        Settings.from_environment(deployment.environment(function))
+
+
+@pytest.mark.parametrize(
+    "parameter",
+    [name for name, declared in source()["Parameters"].items() if declared["Type"] == "Number"],
+)
+def test_the_layer_accepts_every_number_a_parameter_allows(parameter: str) -> None:
+    if parameter.startswith(("Log", "Api", "Scheduled", "WebhookReserved")):
+        assert not re.search(parameter, json.dumps(source()["Globals"]["Function"]["Environment"]))
+        return
+    for value in bounds(parameter):
+        chosen = {**BY_SECRET, "DatabaseHost": "db.example.com", parameter: value}
+        if parameter in ("RetentionDays", "MaxAttempts", "MaxGenerations"):
+            chosen[parameter] = min(value, 100)
+        Settings.from_environment(Deployment(**chosen).environment("submit"))
+
+
+def test_variables_hold_no_secrets(deployment: Deployment) -> None:
+    assert "resolve:" not in (ROOT / "template.yaml").read_text(encoding="utf-8")
+    for function in FUNCTIONS:
+        for name, value in deployment.environment(function).items():
+            assert isinstance(value, str), name
+            if re.search(r"SECRET|KEY|PASSWORD|TOKEN", name):
+                assert re.match(r"arn:[a-z-]+:secretsmanager:", value), name
+        assert not NEVER_DEPLOYED & set(deployment.environment(function))
+
+
+def test_secret_names_reach_only_those_who_read_them() -> None:
+    deployment = Deployment(**CONFIGURATIONS["webhooks"])
+    for function in FUNCTIONS:
+        environment = deployment.environment(function)
+        assert ("SUME_API_KEY_SECRET_ARN" in environment) == (function in ("submit", "poll"))
+        assert ("SUME_WEBHOOK_SECRETS_ARN" in environment) == (function == "webhook")
+
+
+def test_key_prefix_names_the_stack_unless_chosen() -> None:
+    """R3: two stages that share a Sume workspace must not share keys."""
+    chosen = Deployment(**CONFIGURATIONS["everything"])
+    default = Deployment(**BY_SECRET)
+    for function in FUNCTIONS:
+        assert default.environment(function)["IDEMPOTENCY_PREFIX"] == f"{STACK}-render-job"
+        assert chosen.environment(function)["IDEMPOTENCY_PREFIX"] == "shop"
+    longest = re.search(
+        r"\{0,(\d+)\}", source()["Parameters"]["IdempotencyPrefix"]["AllowedPattern"]
+    )
+    assert longest is not None
+    Settings.from_environment({"DATABASE_HOST": "h", "IDEMPOTENCY_PREFIX": "x" * int(longest[1])})
+    # The longest stack name CloudFormation allows.
+    prefix = "s" * 128 + "-render-job"
+    Settings.from_environment({"DATABASE_HOST": "h", "IDEMPOTENCY_PREFIX": prefix})
+
+
+def test_database_by_secret_and_by_iam() -> None:
+    by_secret = Deployment(**BY_SECRET).environment("reap")
+    assert by_secret["DATABASE_SECRET_ARN"] == DATABASE_ARN
+    assert not {"DATABASE_HOST", "DATABASE_NAME", "DATABASE_IAM_AUTH"} & set(by_secret)
+    by_iam = Deployment(**BY_IAM).environment("reap")
+    assert by_iam["DATABASE_IAM_AUTH"] == "true"
+    assert by_iam["DATABASE_HOST"] == "db.example.com"
+    assert "DATABASE_SECRET_ARN" not in by_iam
+
+
+# ---- Parameters, data, outputs -------------------------------------------------------------------
+
+
+def test_every_parameter_is_used() -> None:
+    template = source()
+    used = references(
+        [template[part] for part in ("Conditions", "Globals", "Resources", "Outputs")]
+    )
+    used |= references(template["Rules"])
+    assert set(template["Parameters"]) <= used
+    assert set(template["Conditions"]) <= used
+
+
+def test_every_parameter_explains_itself_and_has_a_default_that_is_allowed() -> None:
+    for name, declared in source()["Parameters"].items():
+        assert len(declared["Description"]) > 15, name
+        if name == "SumeApiKeySecretArn":
+            assert "Default" not in declared
+            continue
+        default = declared["Default"]
+        if declared["Type"] == "String":
+            assert ("AllowedPattern" in declared) != ("AllowedValues" in declared), name
+        if "AllowedPattern" in declared:
+            assert re.search(declared["AllowedPattern"], default), name
+            assert declared["ConstraintDescription"].startswith("must be"), name
+        if "AllowedValues" in declared:
+            assert default in declared["AllowedValues"], name
+        if declared["Type"] == "Number" and "AllowedValues" not in declared:
+            assert declared["MinValue"] <= default <= declared.get("MaxValue", default), name
+
+
+def test_every_parameter_stands_in_a_group_of_the_console() -> None:
+    interface = source()["Metadata"]["AWS::CloudFormation::Interface"]
+    grouped = [name for group in interface["ParameterGroups"] for name in group["Parameters"]]
+    assert sorted(grouped) == sorted(source()["Parameters"])
+
+
+@pytest.mark.parametrize(
+    ("parameter", "good", "bad"),
+    [
+        ("DatabaseSecretArn", DATABASE_ARN, "my-secret"),
+        ("SumeApiKeySecretArn", API_KEY_ARN, "sume_live_abcdef"),
+        ("SumeWebhookSecretsArn", SIGNING_ARN, "whsec_abcdef"),
+        ("SumeApiKeySecretArn", API_KEY_ARN, API_KEY_ARN.rpartition("-")[0]),
+        ("DatabaseHost", "db.cluster-x.eu-central-1.rds.amazonaws.com", "postgresql://db/x"),
+        ("DatabaseResourceId", "cluster-ABC", "arn:aws:rds:eu-central-1:1:db:x"),
+        ("SumeBaseUrl", "https://api.sume.com/v1", "http://api.sume.com"),
+        ("SumeWebhookUrl", "https://x.example.com/webhooks/sume", "https://x.example.com/"),
+        ("IdempotencyPrefix", "shop:prod", "shop prod"),
+        ("SecretsKmsKeyArn", KMS_ARN, "alias/aws/secretsmanager"),
+    ],
+)
+def test_patterns_take_what_is_meant(parameter: str, good: str, bad: str) -> None:
+    pattern = source()["Parameters"][parameter]["AllowedPattern"]
+    assert re.search(pattern, good)
+    assert not re.search(pattern, bad)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({}, "Give DatabaseSecretArn, or DatabaseHost"),
+        ({"DatabaseHost": "db.example.com"}, "needs DatabaseResourceId"),
+        (BY_SECRET, None),
+        (BY_IAM, None),
+    ],
+)
+def test_a_stack_without_a_database_is_refused(
+    parameters: dict[str, str], message: str | None
+) -> None:
+    deployment = Deployment(**parameters)
+    refused = [
+        assertion["AssertDescription"]
+        for rule in source()["Rules"].values()
+        if deployment.resolve(rule.get("RuleCondition", True))
+        for assertion in rule["Assertions"]
+        if not deployment.resolve(assertion["Assert"])
+    ]
+    assert bool(refused) == bool(message)
+    assert not message or any(message in line for line in refused)
+
+
+def test_what_holds_data_survives_deletion_and_replacement() -> None:
+    stateful = (
+        "AWS::SQS::Queue",
+        "AWS::Logs::LogGroup",
+        "AWS::S3::Bucket",
+        "AWS::SecretsManager::Secret",
+        "AWS::RDS::DBCluster",
+        "AWS::RDS::DBInstance",
+        "AWS::DynamoDB::Table",
+    )
+    found = [item for item in translated()["Resources"].items() if item[1]["Type"] in stateful]
+    assert len(found) == 3
+    for name, resource in found:
+        assert resource["DeletionPolicy"] in ("Retain", "RetainExceptOnCreate", "Snapshot"), name
+        assert resource["UpdateReplacePolicy"] in ("Retain", "Snapshot"), name
+
+
+def test_log_groups_are_used_and_forget(deployment: Deployment) -> None:
+    for group in deployment.of_type("AWS::Logs::LogGroup").values():
+        assert group["RetentionInDays"] == "30"
+    for properties in deployment.functions.values():
+        assert properties["LoggingConfig"] == {"LogFormat": "Text", "LogGroup": "<FunctionLogs>"}
+
+
+def test_nothing_has_a_name_that_a_second_stack_would_fight_over(deployment: Deployment) -> None:
+    named = re.compile(
+        r"^(FunctionName|QueueName|RoleName|LogGroupName|ManagedPolicyName|TableName|BucketName)$"
+    )
+    for name, resource in deployment.resources.items():
+        if resource["Type"] in ("AWS::Lambda::EventInvokeConfig", "AWS::Lambda::Permission"):
+            continue  # refer to a function by this key
+        assert not [key for key in resource.get("Properties", {}) if named.match(key)], name
+
+
+def test_outputs_name_the_functions_and_explain_themselves() -> None:
+    outputs = source()["Outputs"]
+    for name in FUNCTIONS:
+        assert outputs[f"{name.title()}FunctionName"]["Value"] == {"Ref": f"{name.title()}Function"}
+    for output in outputs.values():
+        assert output["Description"].endswith(".")
+
+
+def test_samconfig_builds_and_deploys_without_asking_for_rights_it_needs() -> None:
+    configured = tomllib.loads((ROOT / "samconfig.toml").read_text(encoding="utf-8"))
+    for stage in ("default", "prod"):
+        assert configured[stage]["deploy"]["parameters"]["capabilities"] == "CAPABILITY_IAM"
+        assert configured[stage]["global"]["parameters"]["stack_name"]
+    assert configured["prod"]["deploy"]["parameters"]["confirm_changeset"] is True
