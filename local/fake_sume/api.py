@@ -209,8 +209,7 @@ class Api:
             limit = _limit(received.query, 50)
             if limit is None:
                 return problem(400, details=_limit_fault(), headers=headers)
-            data = {"request_id": job.id, "job_id": job.id, "events": job.events[-limit:]}
-            return answer(200, {"data": data}, headers=headers)
+            return answer(200, views.events(job, limit), headers=headers)
         return answer(200, {"data": {"job": views.record(job, behaviour)}}, headers=headers)
 
     async def _cancel(self, received: Received, view: str | None) -> tuple[Answer, Behaviour]:

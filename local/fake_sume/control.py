@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from .behaviour import Behaviour, Script, webhook_from_json
-from .model import TERMINAL
 from .views import Answer
 
 if TYPE_CHECKING:
@@ -51,9 +50,7 @@ def _answer(service: Service, received: Received) -> Any:
         if job is None:
             return None
         if method == "POST":
-            if body["status"] in TERMINAL or not job.terminal:
-                service.generation.leave(job)
-            service.move(
+            service.set_status(
                 job, body["status"], error=body.get("error"), artifacts=body.get("artifacts")
             )
         return {"id": job.id, "key": job.key, "status": job.status}

@@ -59,16 +59,24 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._times = array("d")
+        self._minute: deque[float] = deque()
+        self.most_in_a_minute = 0
+        """The same as `most_within(60.0)`, without counting anew."""
 
     def __len__(self) -> int:
         return len(self._times)
 
     def add(self, at: float) -> None:
+        """Count an arrival; times must not go backwards."""
         self._times.append(at)
+        self._minute.append(at)
+        while self._minute[0] <= at - 60.0:
+            self._minute.popleft()
+        self.most_in_a_minute = max(self.most_in_a_minute, len(self._minute))
 
     def most_within(self, seconds: float) -> int:
         """The largest number of arrivals in any half-open window of that many seconds."""
-        times = sorted(self._times)
+        times = self._times
         most = first = 0
         for last, at in enumerate(times):
             while times[first] <= at - seconds:

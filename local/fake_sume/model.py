@@ -6,6 +6,7 @@ Everything here is plain data and is only ever changed from the server's thread.
 from __future__ import annotations
 
 import json
+import sys
 import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -44,16 +45,17 @@ class FakeJob:
     webhook_attempts: int = 0
     started: bool = False
     """Whether generation has begun; a started job cannot be canceled."""
-    events: list[dict[str, Any]] = field(default_factory=list)
+    history: list[tuple[float, str, str, dict[str, Any] | None]] = field(default_factory=list)
+    """What happened: when, which kind of event, a sentence, and what else there is to say."""
     webhook_behaviour: WebhookBehaviour | None = None
 
     @property
     def terminal(self) -> bool:
         return self.status in TERMINAL
 
-    def note(self, at: float, kind: str, summary: str, **data: Any) -> None:
+    def note(self, at: float, kind: str, summary: str, data: dict[str, Any] | None = None) -> None:
         """Add a line to what `GET /v1/jobs/{id}/events` shows."""
-        self.events.append({"type": kind, "summary": summary, "created_at": at, "data": data})
+        self.history.append((at, kind, summary, data))
 
 
 class Book:
@@ -90,7 +92,7 @@ class Book:
         )
         if job.webhook_url:
             job.webhook_status = "pending"
-        job.note(at, "job.accepted", "Job accepted.", status="queued")
+        job.note(at, "job.accepted", "Job accepted.")
         self.jobs[job.id] = job
         self.queued += 1
         if key is not None:
@@ -114,16 +116,17 @@ class Book:
         job.updated_at = at
         if status in {"failed", "canceled"} and not was_terminal:
             self.refunded += 1
-        if error is not None:
+        if error is not None or status != "failed":
             job.error = error
         if artifacts is not None:
             job.artifacts = artifacts
         if status != "queued":
             job.started = True
-        job.note(at, f"job.{status}", f"Job is {status}.", status=status)
         if status == "failed":
             code = error.get("code") if isinstance(error, dict) else None
-            job.note(at, "provider_failure", "The model did not deliver a result.", code=code)
+            job.note(at, "provider_failure", "The model did not deliver a result.", {"code": code})
+        # Interned, as there may be a million of them.
+        job.note(at, sys.intern(f"job.{status}"), sys.intern(f"Job is {status}."))
         return job.terminal and not was_terminal
 
     def forget(self, key: str) -> None:

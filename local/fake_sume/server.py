@@ -233,12 +233,11 @@ class FakeSume:
         itself. Its end sends the webhook, if the submit asked for one and `webhook` is true.
         Raises KeyError for an unknown job."""
         job = self._service.book.jobs[job_id]
-
-        def change() -> None:
-            self._service.generation.leave(job)
-            self._service.move(job, status, error=error, artifacts=artifacts, webhook=webhook)
-
-        self._inside(change)
+        self._inside(
+            lambda: self._service.set_status(
+                job, status, error=error, artifacts=artifacts, webhook=webhook
+            )
+        )
 
     def forget_key(self, key: str) -> None:
         """The key's retention ended: the next submit with it makes a second job."""

@@ -90,7 +90,7 @@ class Service:
         self.scripts = Scripts()
         self.weather = Weather(options.seed, options.weather)
         self.log = Log(options.keep_requests)
-        self.views = Views("", options.price_usd_micros, options.artifact_seconds)
+        self.views = Views("", options)
         self.generation = Generation(options, self.weather, self._advance)
         self.sender = Sender(options, lambda: self.views, self._webhook_changed)
         self.holds = Holds()
@@ -104,7 +104,7 @@ class Service:
 
     async def begin(self, url: str) -> None:
         """Start the clockwork, and take up again what a stop or a kill left unfinished."""
-        self.views = Views(url, self.options.price_usd_micros, self.options.artifact_seconds)
+        self.views = Views(url, self.options)
         if self.journal is not None:
             self.journal.open()
         self.generation.begin(asyncio.get_running_loop())
@@ -163,6 +163,19 @@ class Service:
             return None
         return self.sender.start(job, self.scripts.webhook.next(job.id) or job.webhook_behaviour)
 
+    def set_status(
+        self,
+        job: FakeJob,
+        status: str,
+        *,
+        error: Any = None,
+        artifacts: list[dict[str, Any]] | None = None,
+        webhook: bool = True,
+    ) -> None:
+        """Take a job out of the workers' hands and give it any status."""
+        self.generation.leave(job)
+        self.move(job, status, error=error, artifacts=artifacts, webhook=webhook)
+
     def forget(self, key: str) -> None:
         self.book.forget(key)
         if self.journal is not None:
@@ -215,7 +228,7 @@ class Service:
             "replays": self.log.replays,
             "reads": self.log.reads,
             "answers": dict(self.log.answers),
-            "max_posts_in_60_seconds": self.log.posts.most_within(60.0),
+            "max_posts_in_60_seconds": self.log.posts.most_in_a_minute,
             "webhooks": {
                 "deliveries": sum(self.sender.answers.values()),
                 "answers": dict(self.sender.answers),

@@ -14,6 +14,7 @@ from .behaviour import UNSET
 if TYPE_CHECKING:
     from .behaviour import Behaviour
     from .model import FakeJob
+    from .options import Options
 
 ERROR_CODES = {
     400: "invalid_request",
@@ -117,10 +118,9 @@ def problem(
 class Views:
     """Makes the bodies; `url` is the address that the fake is reached at."""
 
-    def __init__(self, url: str, price_usd_micros: int, artifact_seconds: float | None) -> None:
+    def __init__(self, url: str, options: Options) -> None:
         self.url = url
-        self.price_usd_micros = price_usd_micros
-        self.artifact_seconds = artifact_seconds
+        self._options = options
 
     def accepted(self, job: FakeJob, *, hit: bool, capacity: Any, behaviour: Behaviour) -> Any:
         """The answer to a submit. `capacity` is UNSET where there is none to tell."""
@@ -181,6 +181,14 @@ class Views:
             }
         }
 
+    def events(self, job: FakeJob, limit: int) -> Any:
+        """The last events of a job, the oldest of them first."""
+        events = [
+            {"type": kind, "summary": summary, "created_at": instant(at), "data": data or {}}
+            for at, kind, summary, data in job.history[-limit:]
+        ]
+        return {"data": {"request_id": job.id, "job_id": job.id, "events": events}}
+
     def result(self, job: FakeJob, now: float) -> Any:
         artifacts = job.artifacts
         if artifacts is None:
@@ -198,9 +206,9 @@ class Views:
     def artifact_url(self, job: FakeJob, now: float) -> str:
         name = job.id.removeprefix("job_")
         url = f"{self.url}/artifacts/{name}.png"
-        if self.artifact_seconds is None:
+        if self._options.artifact_seconds is None:
             return url
-        expires = f"{now + self.artifact_seconds:.3f}"
+        expires = f"{now + self._options.artifact_seconds:.3f}"
         return f"{url}?expires={expires}&signature={artifact_signature(name, expires)}"
 
     def canceled(self, job: FakeJob, behaviour: Behaviour) -> Any:
@@ -220,7 +228,7 @@ class Views:
         return {
             "status": status.get(job.status, "reserved"),
             "currency": "USD",
-            "billable_amount_usd_micros": self.price_usd_micros,
+            "billable_amount_usd_micros": self._options.price_usd_micros,
         }
 
     def _links(self, job: FakeJob) -> dict[str, str]:

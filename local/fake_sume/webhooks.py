@@ -105,7 +105,6 @@ class Sender:
     async def begin(self) -> None:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=256, force_close=False),
-            timeout=aiohttp.ClientTimeout(total=self._options.webhook_timeout),
             auto_decompress=False,
         )
 
@@ -148,7 +147,11 @@ class Sender:
         }
         try:
             async with self._session.post(
-                url, data=body, headers=sent, allow_redirects=False
+                url,
+                data=body,
+                headers=sent,
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=self._options.webhook_timeout),
             ) as response:
                 answered = await response.read()
                 status = response.status
@@ -210,7 +213,7 @@ class Sender:
     def _mark(self, job: FakeJob, word: str, attempts: int) -> None:
         job.webhook_status = word
         job.webhook_attempts = attempts
-        job.note(time.time(), "webhook.delivery", f"Webhook {word}.", attempts=attempts)
+        job.note(time.time(), "webhook.delivery", f"Webhook {word}.", {"attempts": attempts})
         self._changed(job)
 
     async def _wait_to_be_passed(self) -> None:
