@@ -351,7 +351,7 @@ POWERTOOLS = {
 # What holds a secret, or is only for a machine without AWS.
 NEVER_DEPLOYED = {"DATABASE_URL", "SUME_API_KEY", "SUME_WEBHOOK_SECRETS"}
 # Known to the layer, not yet offered by the template.
-NOT_OFFERED = {"SUME_SUBMIT_PATH", "FOLLOW_UP_QUEUE_URL", "FOLLOW_UP_EVENT_BUS"}
+NOT_OFFERED = {"FOLLOW_UP_QUEUE_URL", "FOLLOW_UP_EVENT_BUS"}
 
 
 def test_variables_are_those_the_layer_reads() -> None:
