@@ -29,7 +29,11 @@ def test_record(fake, client):
 def test_status_view(fake, client):
     job_id = submitted(client)
     data = client.get(f"/v1/jobs/{job_id}/status").json()["data"]
-    assert (data["sume_status"], data["status"], data["result_ready"]) == ("queued", "QUEUED", False)
+    assert (data["sume_status"], data["status"], data["result_ready"]) == (
+        "queued",
+        "QUEUED",
+        False,
+    )
     assert data["request_id"] == data["job_id"] == data["job"]["id"] == job_id
     assert data["recommended_poll_interval_seconds"] == 2
 
