@@ -70,7 +70,7 @@ class Database:
         connection = self.connection()
         try:
             # The text is the project's own, put together in `store`; values are parameters.
-            cursor = connection.execute(sql, parameters)  # type: ignore[call-overload]
+            cursor = connection.execute(sql, parameters)
             return cursor.fetchall() if cursor.description else []
         finally:
             if not _is_good(connection):

@@ -26,13 +26,19 @@ class Secrets:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._provider: Any = None
+        self._api_key_refused = False
 
-    def api_key(self, refresh: bool = False) -> str:
+    def forget_api_key(self) -> None:
+        """Read the API key past the cache the next time: Sume refused the one in hand."""
+        self._api_key_refused = True
+
+    def api_key(self) -> str:
         """Give the Sume API key. Raises SettingsError without one, SecretUnavailable."""
         settings = self._settings
         key = settings.sume_api_key
         if settings.sume_api_key_secret_arn:
-            text = self._read(settings.sume_api_key_secret_arn, refresh)
+            text = self._read(settings.sume_api_key_secret_arn, self._api_key_refused)
+            self._api_key_refused = False
             found = parse_secrets(text)
             key = found[0] if found else None
         if not key:

@@ -176,13 +176,11 @@ class _DeadlineReader(io.RawIOBase):
 class _Response(http.client.HTTPResponse):
     def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
         super().__init__(sock, *args, **kwargs)
-        self.fp = io.BufferedReader(_DeadlineReader(self.fp.detach(), sock))  # type: ignore[attr-defined]
+        self.fp = io.BufferedReader(_DeadlineReader(self.fp.detach(), sock))
 
 
 class _Sends:
     """Notes the moment from which bytes may have left."""
-
-    response_class = _Response
 
     def send(self, data: Any) -> None:
         if getattr(self, "sock", None) is None:
@@ -192,11 +190,11 @@ class _Sends:
 
 
 class _Connection(_Sends, HTTPConnection):
-    pass
+    response_class = _Response
 
 
 class _SecureConnection(_Sends, HTTPSConnection):
-    pass
+    response_class = _Response
 
 
 class _Pool(HTTPConnectionPool):
@@ -212,10 +210,10 @@ _POOLS: Final = {"http": _Pool, "https": _SecurePool}
 
 class _Adapter(HTTPAdapter):
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        super().init_poolmanager(*args, **kwargs)  # type: ignore[no-untyped-call]
+        super().init_poolmanager(*args, **kwargs)
         self.poolmanager.pool_classes_by_scheme = _POOLS
 
     def proxy_manager_for(self, *args: Any, **kwargs: Any) -> Any:
-        manager = super().proxy_manager_for(*args, **kwargs)  # type: ignore[no-untyped-call]
+        manager = super().proxy_manager_for(*args, **kwargs)
         manager.pool_classes_by_scheme = _POOLS
         return manager

@@ -149,7 +149,7 @@ def idempotency_hit(answer: object) -> bool:
 
 
 def queue_capacity(answer: object) -> int | None:
-    """Read `generation_limits.queue_capacity_remaining`; None where absent or not a whole number."""
+    """Read `generation_limits.queue_capacity_remaining`; None where it is no whole number."""
     for place in (_object(answer, "data"), _object(answer), _object(answer, "data", "job")):
         value = _object(place, "generation_limits").get("queue_capacity_remaining")
         if isinstance(value, Number) and re.fullmatch(r"-?[0-9]{1,9}", value, re.ASCII):
@@ -256,7 +256,7 @@ def _state(places: list[dict[str, Any]], ids: list[object], words: list[object])
 
 
 def result_json(answer: object) -> str | None:
-    """Write the result of a completed job with its artifacts under `artifacts`; None if it has none.
+    """Write a completed job's result with its artifacts under `artifacts`; None if it has none.
 
     Artifacts are taken from `data.result.artifacts` or `data.artifacts`, else from the
     `*_url` fields of the result; each has a `url`.

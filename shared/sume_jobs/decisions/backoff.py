@@ -35,7 +35,7 @@ def after_failure(attempts: int, chance: float) -> float:
 
 
 def account_stop(closures: int) -> float:
-    """Wait after the `closures`-th stop in a row for the account: 5 minutes doubling, at most 15."""
+    """Wait after the `closures`-th stop in a row for the account: 5 minutes, doubling to 15."""
     return min(ACCOUNT_STOP * 2.0 ** min(max(closures - 1, 0), 10), LONGEST_DELAY)
 
 
@@ -67,7 +67,7 @@ def _http_date(value: str) -> float | None:
 
 
 def next_poll(age: float, attention: bool, chance: float) -> float:
-    """Wait before the next look at a job that is `age` seconds old: a tenth of its age, in bounds."""
+    """Wait before the next look at a job `age` seconds old: a tenth of its age, in bounds."""
     shortest, longest = (
         (POLL_WITH_ATTENTION, POLL_SELDOM) if attention else (POLL_FIRST, POLL_LONGEST)
     )

@@ -1,4 +1,4 @@
-"""Webhook signatures: HMAC-SHA256 over `<timestamp>.<raw body>`, sent as `v1=<hex>` (sume-api 5)."""
+"""Webhook signatures: HMAC-SHA256 over `<timestamp>.<raw body>`, sent as `v1=<hex>`."""
 
 from __future__ import annotations
 

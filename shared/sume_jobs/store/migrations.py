@@ -6,7 +6,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 from importlib import resources
-from typing import TYPE_CHECKING, Any, Final, LiteralString, cast
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import psycopg
@@ -73,7 +73,7 @@ def migrate(connection: psycopg.Connection[Any]) -> list[str]:
             if migration.version in recorded:
                 continue
             # The text comes from the package itself.
-            connection.execute(cast(LiteralString, migration.sql))
+            connection.execute(migration.sql)
             connection.execute(
                 "insert into sume_jobs_migration (version, name, sha256) values (%s, %s, %s)",
                 (migration.version, migration.name, migration.sha256),

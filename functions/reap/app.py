@@ -1,0 +1,17 @@
+"""Takes back stale claims, tells the levels, keeps house: on a schedule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sume_jobs import runtime, telemetry
+from sume_jobs.flows import reap
+from sume_jobs.flows.time_left import TimeLeft
+
+
+def handler(event: Any, context: Any) -> dict[str, int]:
+    """Run once. Gives counts: reaped, expired."""
+    try:
+        return reap.run(runtime.current(), TimeLeft(context))
+    finally:
+        telemetry.flush()

@@ -1,0 +1,82 @@
+"""Closing and opening the gates, with the words that go with it."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Final
+
+from sume_jobs import telemetry
+from sume_jobs.decisions import backoff
+from sume_jobs.store import pace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sume_jobs.connection import Database
+    from sume_jobs.runtime import Runtime
+
+OUTAGE_PAUSE: Final = backoff.DEFAULT_RETRY_AFTER
+
+
+def close(
+    database: Database, name: pace.Name, reason: str, seconds: float, status: int | None = None
+) -> None:
+    """Close one gate for everybody for `seconds` or a little longer, and say so."""
+    wait = backoff.spread(seconds, random.random())
+    if pace.close(database, [name], wait, reason):
+        telemetry.count("GateClosed")
+        telemetry.warn("gate_closed", gate=name, reason=reason, seconds=round(wait), status=status)
+
+
+def stop_account(runtime: Runtime, reason: str, status: int | None) -> None:
+    """Stop writes and reads: every row would meet the same answer, and a person must look."""
+    if pace.close(
+        runtime.database, ["writes", "reads"], backoff.ACCOUNT_STOP, reason, doubling=True
+    ):
+        telemetry.count("GateClosed")
+        telemetry.alarm(
+            "queue_stopped",
+            reason=reason,
+            status=status,
+            advice="check the API key, the credits and access of the workspace, SUME_BASE_URL and "
+            "SUME_SUBMIT_PATH; the queue goes on by itself when Sume accepts again",
+        )
+    if status == 401:
+        # In case the key was rotated: the next client gets the new one.
+        runtime.secrets.forget_api_key()
+
+
+def reopen(database: Database, name: pace.Name) -> None:
+    """Open a half-open gate, because its probe was answered by something else than a stop."""
+    if pace.reopen(database, name):
+        telemetry.event("gate_opened", gate=name)
+
+
+class Streak:
+    """Follows the ambiguous answers in a row, across all workers, for one gate."""
+
+    def __init__(self, database: Database, name: pace.Name) -> None:
+        self._database = database
+        self._name: pace.Name = name
+        # Whether the database remembers any, as the last claim saw it.
+        self.is_open = False
+
+    def note(self, answers: Iterable[tuple[str, bool | None]]) -> bool:
+        """Take answers in order: (row or job id, True ambiguous, False clear, None neither).
+
+        Tells whether they now make an outage; then the gate was closed.
+        """
+        cleared = False
+        ambiguous: list[str] = []
+        for identity, is_ambiguous in answers:
+            if is_ambiguous:
+                ambiguous.append(identity)
+            elif is_ambiguous is False:
+                cleared, ambiguous = True, []
+        if not ambiguous and not (cleared and self.is_open):
+            return False
+        self.is_open = bool(ambiguous)
+        if not pace.note_ambiguous(self._database, self._name, cleared, ambiguous):
+            return False
+        close(self._database, self._name, "outage", OUTAGE_PAUSE)
+        return True

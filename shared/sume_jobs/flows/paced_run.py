@@ -1,0 +1,326 @@
+"""The loop that submit and poll share: claim, call Sume concurrently, record, within the time.
+
+It claims no more than it can send at once, records whatever has finished at once, and starts
+nothing that it cannot finish before the function's own timeout.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+
+import psycopg
+
+from sume_jobs import telemetry
+from sume_jobs.connection import DatabaseUnavailable
+from sume_jobs.decisions.outcomes import Answer, NoAnswer
+from sume_jobs.decisions.pacing import TOKEN_LIFE
+from sume_jobs.settings import RECORD_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sume_jobs.decisions.pacing import Pace
+    from sume_jobs.flows.time_left import TimeLeft
+    from sume_jobs.store.pace import Admission
+
+# How often a run looks for new work while it lingers or waits for answers, in seconds.
+LOOK_AGAIN: Final = 0.1
+# What a run keeps to itself at the very end, in seconds.
+LAST_WORDS: Final = 1.0
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Generic[Item]):
+    """One finished call. `probe` tells that it went through a half-open gate."""
+
+    item: Item
+    answer: Answer | NoAnswer
+    probe: bool
+
+
+@dataclass(slots=True)
+class Signals:
+    """What recorded answers mean for the rest of the run."""
+
+    stop: bool = False
+    one_at_a_time: bool | None = None
+
+
+class Work(Protocol[Item]):
+    """What is to be done; each method is one statement or one HTTP call."""
+
+    def claim(self, wanted: int, may_be_alone: bool) -> tuple[Admission, list[Item]]:
+        """Claim up to `wanted` items, as far as gate and budget allow."""
+
+    def is_alone(self, item: Item) -> bool:
+        """Tell whether nothing else may be in flight beside this item."""
+
+    def call(self, item: Item) -> Answer | NoAnswer:
+        """Make the HTTP call; runs in a thread."""
+
+    def record(self, done: Sequence[Done[Item]]) -> Signals:
+        """Record finished calls."""
+
+    def release(self, items: Sequence[Item]) -> None:
+        """Give back items that were claimed but not sent."""
+
+    def after(self, force: bool) -> None:
+        """Do what is left to do after a commit; `force` at the end of the run."""
+
+
+@dataclass(slots=True)
+class PacedRun(Generic[Item]):
+    """One run over `work`, at most `concurrency` calls at a time.
+
+    `call_seconds` is the longest that a call can take. The first call goes alone, and again
+    after a call that got no answer: so an unreachable or stopped Sume costs one row, not many.
+    """
+
+    work: Work[Item]
+    left: TimeLeft
+    pace: Pace
+    concurrency: int
+    call_seconds: float
+    linger: float
+    stopped: bool = False
+    _ready: deque[tuple[Item, float, bool]] = field(default_factory=deque)
+    _in_flight: int = 0
+    _alone: bool = False
+    _confirmed: bool = False
+    _one_at_a_time: bool = False
+    _ended: bool = False
+    _nothing_due: bool = False
+    _claim_at: float = 0.0
+    _latency: float | None = None
+    _failure: Exception | None = None
+    _unrecorded: list[Done[Item]] = field(default_factory=list)
+    _started: dict[int, tuple[Item, float, bool]] = field(default_factory=dict)
+    _finished: queue.SimpleQueue[tuple[int, Answer | NoAnswer]] = field(
+        default_factory=queue.SimpleQueue
+    )
+
+    def run(self) -> None:
+        """Run until nothing is due, the time is over, or a gate closed.
+
+        Raises DatabaseUnavailable or psycopg.Error where the database failed for good, after
+        everything that could be finished was finished.
+        """
+        begun = time.monotonic()
+        if not self._has_time():
+            return
+        pool = ThreadPoolExecutor(self.concurrency, thread_name_prefix="sume")
+        try:
+            while True:
+                self._send_ready(pool)
+                self._claim()
+                self._send_ready(pool)
+                if not self._in_flight and not self._ready and not self._unrecorded:
+                    if self._ended or not self._has_time():
+                        break
+                    if self._nothing_due and time.monotonic() - begun >= self.linger:
+                        break
+                self._record(self._wait())
+                if self.left.seconds() <= LAST_WORDS:
+                    break
+            self._give_up()
+            self._after(force=True)
+        finally:
+            # Calls that hang in the resolver are left behind; their rows are already recorded.
+            pool.shutdown(wait=False, cancel_futures=True)
+        if self._failure is not None:
+            raise self._failure
+
+    # Claiming ---------------------------------------------------------------------------------
+
+    def _has_time(self) -> bool:
+        return self.left.seconds() > self.call_seconds + RECORD_SECONDS
+
+    @property
+    def _width(self) -> int:
+        return 1 if self._one_at_a_time or not self._confirmed else self.concurrency
+
+    @property
+    def _ahead(self) -> int:
+        """How many claimed rows may wait for a free thread without outliving their tokens."""
+        if self._latency is None or self._width == 1:
+            return 0
+        return int(self._width * min(0.5, TOKEN_LIFE / 2 / max(self._latency, 1e-3)))
+
+    def _claim(self) -> None:
+        if self._ended or self._alone or self._unrecorded:
+            return
+        if not self._has_time():
+            self._ended = True
+            return
+        busy = self._in_flight + len(self._ready)
+        wanted = self._width + self._ahead - busy
+        now = time.monotonic()
+        # A busy run waits until a claim pays: half its width, or all that its width allows.
+        if wanted < max(1, min(self._width // 2, self._ahead)) or now < self._claim_at:
+            return
+        try:
+            admission, items = self.work.claim(wanted, may_be_alone=busy == 0)
+        except (DatabaseUnavailable, psycopg.Error) as error:
+            self._fail("claim_failed", error)
+            return
+        now = time.monotonic()
+        for item in items:
+            self._ready.append((item, now, admission.probing))
+            self._alone = self._alone or self.work.is_alone(item)
+        self._nothing_due = not items
+        if items and len(items) >= wanted:
+            return
+        if admission.debt is not None and admission.is_open and len(items) >= admission.tokens:
+            # Only tokens are lacking.
+            debt = admission.debt + len(items) / self.pace.rate
+            self._claim_at = now + self.pace.wait_for_token(debt, wanted - len(items))
+            self._nothing_due = False
+        elif admission.is_open:
+            self._claim_at = now + LOOK_AGAIN
+        elif not items and not self._probe_is_out:
+            # Closed, or somebody else's probe is out.
+            self._ended = True
+            if admission.is_due:
+                self.stopped = True
+
+    @property
+    def _probe_is_out(self) -> bool:
+        return any(probe for _, _, probe in self._started.values()) or any(
+            probe for _, _, probe in self._ready
+        )
+
+    # Calling ----------------------------------------------------------------------------------
+
+    def _send_ready(self, pool: ThreadPoolExecutor) -> None:
+        stale = []
+        while self._ready and (self._ended or self._in_flight < self._width):
+            item, claimed_at, probe = self._ready.popleft()
+            now = time.monotonic()
+            if self._ended or now - claimed_at > TOKEN_LIFE or not self._has_time():
+                stale.append(item)
+                continue
+            ticket = id(item)
+            self._started[ticket] = (item, now, probe)
+            self._in_flight += 1
+            pool.submit(self._call, ticket, item)
+        if stale:
+            self._release(stale)
+
+    def _call(self, ticket: int, item: Item) -> None:
+        try:
+            answer: Answer | NoAnswer = self.work.call(item)
+        except Exception as error:  # a thread must always answer
+            telemetry.logger.exception("call_failed")
+            answer = NoAnswer(sent=True, reason=type(error).__name__)
+        self._finished.put((ticket, answer))
+
+    def _wait(self) -> list[Done[Item]]:
+        """Wait for a finished call, or until it is time to claim; give all that finished."""
+        now = time.monotonic()
+        patience = LOOK_AGAIN
+        if not self._ended and self._claim_at > now:
+            patience = min(patience, self._claim_at - now)
+        if self._unrecorded:
+            patience = LOOK_AGAIN
+        done = []
+        try:
+            if self._in_flight:
+                done.append(self._finish(*self._finished.get(timeout=max(patience, 0.001))))
+                while True:
+                    done.append(self._finish(*self._finished.get_nowait()))
+            elif not self._ready:
+                time.sleep(max(patience, 0.001))
+        except queue.Empty:
+            pass
+        return done
+
+    def _finish(self, ticket: int, answer: Answer | NoAnswer) -> Done[Item]:
+        item, sent_at, probe = self._started.pop(ticket)
+        self._in_flight -= 1
+        self._alone = False
+        took = time.monotonic() - sent_at
+        self._latency = took if self._latency is None else 0.8 * self._latency + 0.2 * took
+        if isinstance(answer, Answer):
+            self._confirmed = True
+        else:
+            if not answer.sent and not answer.unsendable and not self._confirmed:
+                telemetry.alarm("sume_unreachable", reason=answer.reason)
+                self._ended = True
+            self._confirmed = False
+        return Done(item, answer, probe)
+
+    # Recording --------------------------------------------------------------------------------
+
+    def _record(self, done: list[Done[Item]]) -> None:
+        done = self._unrecorded + done
+        self._unrecorded = []
+        if not done:
+            self._after(force=False)
+            return
+        self._record_batch(done)
+        self._after(force=False)
+
+    def _record_batch(self, done: list[Done[Item]]) -> None:
+        try:
+            signals = self.work.record(done)
+        except (DatabaseUnavailable, psycopg.Error) as error:
+            # One row that somebody holds locked, or one answer that cannot be stored, must not
+            # keep the others back.
+            if len(done) > 1 and not isinstance(error, DatabaseUnavailable):
+                for one in done:
+                    self._record_batch([one])
+                return
+            telemetry.warn("record_failed", kind=type(error).__name__)
+            self._unrecorded += done
+            return
+        if signals.stop:
+            self._ended = self.stopped = True
+        if signals.one_at_a_time is not None:
+            self._one_at_a_time = signals.one_at_a_time
+
+    def _release(self, items: list[Item]) -> None:
+        try:
+            self.work.release(items)
+        except (DatabaseUnavailable, psycopg.Error) as error:
+            # Nothing is lost: the reaper takes them back.
+            telemetry.warn("release_failed", kind=type(error).__name__, rows=len(items))
+        self._alone = False
+
+    def _after(self, force: bool) -> None:
+        try:
+            self.work.after(force)
+        except (DatabaseUnavailable, psycopg.Error) as error:
+            telemetry.warn("after_commit_failed", kind=type(error).__name__)
+
+    def _fail(self, name: str, error: Exception) -> None:
+        telemetry.alarm(name, kind=type(error).__name__, sqlstate=getattr(error, "sqlstate", None))
+        self._failure = self._failure or error
+        self._ended = True
+
+    def _give_up(self) -> None:
+        """Record what is known when the time is over: an outcome nobody knows is one too."""
+        if self._ready:
+            self._release([item for item, _, _ in self._ready])
+            self._ready.clear()
+        lost = [
+            Done(item, NoAnswer(sent=True, reason="FunctionTimeout"), probe)
+            for item, _, probe in self._started.values()
+        ]
+        self._started.clear()
+        left_over = self._unrecorded + lost
+        self._unrecorded = []
+        if left_over:
+            self._record_batch(left_over)
+        if self._unrecorded:
+            telemetry.alarm("answers_not_recorded", count=len(self._unrecorded))
+            self._failure = self._failure or DatabaseUnavailable(
+                f"{len(self._unrecorded)} answers could not be recorded; the reaper takes the rows "
+                "back and the same key finds their jobs"
+            )

@@ -1,0 +1,66 @@
+"""reap: takes back claims that ended without a word, tells the levels, keeps house."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from sume_jobs import telemetry
+from sume_jobs.store import levels, render_jobs, retention, webhook_events
+
+if TYPE_CHECKING:
+    from sume_jobs.flows.time_left import TimeLeft
+    from sume_jobs.runtime import Runtime
+
+HELD_DAYS: Final = 7
+# A batch of anything takes far less than this; seconds.
+BATCH_SECONDS: Final = 5.0
+
+
+def run(runtime: Runtime, left: TimeLeft) -> dict[str, int]:
+    """Reap every stale claim. Gives counts: reaped, expired.
+
+    expired counts the reaped rows that ended instead of going back: their key is too old to be
+    sent again, or their attempts are used up. Raises DatabaseUnavailable.
+    """
+    settings, database = runtime.settings, runtime.database
+    reaped = expired = 0
+    while left.seconds() > BATCH_SECONDS:
+        fates = render_jobs.reap(
+            database,
+            settings.claim_timeout,
+            settings.idempotency_retention,
+            settings.max_attempts,
+            settings.idempotency_prefix,
+        )
+        if not fates:
+            break
+        reaped += sum(fates.values())
+        expired += fates.get("expired", 0) + fates.get("exhausted", 0)
+        telemetry.warn("claims_reaped", **fates)
+    telemetry.count("Reaped", reaped)
+    if left.seconds() > BATCH_SECONDS:
+        _tell_levels(runtime)
+    _keep_house(runtime, left)
+    telemetry.event("reap_ran", reaped=reaped, expired=expired)
+    return {"reaped": reaped, "expired": expired}
+
+
+def _tell_levels(runtime: Runtime) -> None:
+    now = levels.read(runtime.database)
+    telemetry.gauge("PendingDepth", now.pending)
+    telemetry.seconds("OldestPendingSeconds", now.oldest_pending_seconds)
+    telemetry.gauge("InFlight", now.in_flight)
+    telemetry.seconds("OldestInFlightSeconds", now.oldest_in_flight_seconds)
+    telemetry.gauge("NeedsAttention", now.needs_attention)
+
+
+def _keep_house(runtime: Runtime, left: TimeLeft) -> None:
+    settings, database = runtime.settings, runtime.database
+    while left.seconds() > BATCH_SECONDS and webhook_events.purge_held(database, HELD_DAYS):
+        pass
+    retention.purge(
+        database,
+        settings.retention_days,
+        settings.idempotency_retention,
+        may_go_on=lambda: left.seconds() > BATCH_SECONDS,
+    )

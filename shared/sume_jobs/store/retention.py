@@ -1,0 +1,63 @@
+"""Retention across the tables: what has ended long ago goes, in bounded batches.
+
+Never rows in flight, never undispatched follow-ups, never anything younger than the key's life.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sume_jobs.connection import Database
+
+BATCH: Final = 1000
+
+# Rows go in the order of their ids, which is nearly that of their age; `after` carries the walk
+# past old rows that have to stay, and the walk ends at the first batch with nothing old enough.
+PURGE: Final = """
+with head as materialized (
+  select id, status, sume_job_id, created_at, updated_at from render_jobs
+   where id > %(after)s order by id limit %(batch)s),
+old as materialized (
+  select h.id from head h
+   where h.created_at < now() - make_interval(days => %(days)s, secs => %(key_life)s)
+     and h.updated_at < now() - make_interval(days => %(days)s)
+     and (h.status in ('failed', 'canceled')
+          or h.status = 'submitted' and not exists (
+            select from gen_job g where g.render_job_id = h.id
+               and (g.status in ('queued', 'processing') or g.updated_at >= now() - make_interval(days => %(days)s))))
+     and not exists (
+       select from gen_job g join follow_up f on f.job_id = g.job_id
+        where g.render_job_id = h.id and f.dispatched_at is null and f.dead_reason is null)),
+locked as materialized (
+  select id from render_jobs where id = any (array(select id from old)) order by id for update skip locked),
+job as (
+  delete from gen_job where render_job_id = any (array(select id from locked)) returning job_id),
+followed as (
+  delete from follow_up where job_id = any (array(select job_id from job))),
+event as (
+  delete from webhook_event e where e.job_id = any (array(select job_id from job))),
+gone as (
+  delete from render_jobs where id = any (array(select id from locked)) returning id)
+select (select count(*) from gone) as gone, (select max(id) from head) as last,
+       exists (select from head where created_at < now() - make_interval(days => %(days)s)) as has_old"""
+
+
+def purge(database: Database, days: int, key_life: int, may_go_on: Callable[[], bool]) -> int:
+    """Delete what ended more than `days` days ago, batch by batch while `may_go_on()`.
+
+    `key_life` is in seconds: a row stays that much longer, so that its key cannot be made anew
+    while Sume still remembers it. Gives the number of rows that went.
+    """
+    gone, after = 0, 0
+    while may_go_on():
+        row = database.run(
+            PURGE, {"after": after, "batch": BATCH, "days": days, "key_life": key_life}
+        )[0]
+        gone += row["gone"]
+        if row["last"] is None or not row["has_old"]:
+            break
+        after = row["last"]
+    return gone
