@@ -10,7 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from aiohttp import web
+from aiohttp import ClientPayloadError, web
 
 from .api import Api
 from .behaviour import NORMAL, Behaviour, WebhookBehaviour
@@ -308,7 +308,7 @@ class FakeSume:
     async def _serve(self, opened: concurrent.futures.Future[None]) -> None:
         threads = ThreadPoolExecutor(THREADS, thread_name_prefix="fake-sume-call")
         self._api = Api(self._service, threads)
-        self._server = web.Server(self._handle)
+        self._server = web.Server(self._handle, access_log=None)
         runner = web.ServerRunner(self._server, shutdown_timeout=0.05)
         await runner.setup()
         try:
@@ -352,7 +352,11 @@ class FakeSume:
         try:
             received.body = await request.read()
         except web.HTTPRequestEntityTooLarge:
+            log.answered(received, 413)
             return await send(request, problem(413), NORMAL)
+        except (ConnectionError, ClientPayloadError):
+            # The client died before its request was complete: nothing was asked for.
+            return web.Response(status=400)
         if controls:
             return await send(request, control(self._service, received), NORMAL)
         answer, behaviour = await api.answer(received)

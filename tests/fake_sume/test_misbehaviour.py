@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 
@@ -384,3 +385,15 @@ def test_max_in_window(fake, client):
     client.post("/v1/jobs/job_1/cancel")
     assert fake.max_in_window() == 4
     assert fake.max_in_window(1e-9) == 1
+
+
+def test_request_that_was_not_finished(fake, client, caplog, eventually):
+    address = ("127.0.0.1", int(fake.url.rsplit(":", 1)[1]))
+    with socket.create_connection(address) as connection:
+        head = b"POST /v1/images HTTP/1.1\r\nHost: fake\r\nIdempotency-Key: key-1\r\n"
+        connection.sendall(head + b"Content-Length: 100\r\n\r\n{")
+        eventually(lambda: fake.requests)
+    assert client.submit("key-2").status_code == 202
+    assert fake.billed_by_key == {"key-2": 1}
+    assert [item.key for item in fake.posts()] == ["key-2"]
+    assert caplog.records == []
