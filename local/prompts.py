@@ -105,14 +105,15 @@ def load(
     path: Path,
     *,
     reference_prefix: str = "",
-    on_progress: Callable[[Loaded], None] | None = None,
+    on_batch: Callable[[Loaded, list[str]], object] | None = None,
 ) -> Loaded:
     """Insert the prompts of a file and say what became of each line.
 
     ``connection`` must be in autocommit mode: each batch is a transaction of its own, so that an
     interrupted load is simply repeated. A record without a ``reference`` gets
-    ``<reference_prefix><file name>:<hash of its content>:<line>``. Raises what `read` raises, and
-    psycopg's errors where the server, not a row, is the matter.
+    ``<reference_prefix><file name>:<hash of its content>:<line>``. After each batch ``on_batch`` is
+    called with what was loaded so far and the references of the batch. Raises what `read` raises,
+    and psycopg's errors where the server, not a row, is the matter.
     """
     loaded = Loaded()
     ignored: set[str] = set()
@@ -122,9 +123,9 @@ def load(
 
     def insert() -> None:
         _insert(connection, batch, loaded)
+        if on_batch is not None:
+            on_batch(loaded, [record.reference for record in batch if record.reference])
         batch.clear()
-        if on_progress is not None:
-            on_progress(loaded)
 
     for record in read(path, ignored):
         if isinstance(record, BadLine):

@@ -283,7 +283,8 @@ class Runner:
         self.functions = {function.name: function for function in functions}
         self.log_folder = log_folder
         self.cold = cold
-        self._environment = dict(environment or {})
+        # What containers that start from now on get.
+        self.environment = dict(environment or {})
         self._code_folder = code_folder
         self._init_seconds = init_seconds
         self._lock = threading.Lock()
@@ -462,7 +463,7 @@ class Runner:
             "AWS_LAMBDA_LOG_STREAM_NAME": f"local/[$LATEST]{uuid.uuid4().hex}",
             "LAMBDA_TASK_ROOT": str(self._code_folder),
             "_HANDLER": function.handler,
-            **self._environment,
+            **self.environment,
             **function.environment,
         }
 

@@ -310,8 +310,10 @@ def test_what_the_database_refuses_is_a_bad_line_and_the_rest_goes_in(database, 
 def test_progress_and_unknown_columns_are_told(database, rows, file):
     seen = []
     path = file("prompt,notes,id\n" + "a,b,c\n" * 1001)
-    loaded = load(database, path, on_progress=lambda so_far: seen.append(so_far.inserted))
-    assert seen == [500, 1000, 1001]
+    loaded = load(
+        database, path, on_batch=lambda so_far, batch: seen.append((so_far.inserted, len(batch)))
+    )
+    assert seen == [(500, 500), (1000, 500), (1001, 1)]
     assert loaded.ignored_columns == ["id", "notes"]
 
 
