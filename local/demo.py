@@ -54,9 +54,10 @@ REAL = {"CLAIM_TIMEOUT_SECONDS": "150"}
 FAKE = (
     "--latency=0.05-0.2",
     "--job-seconds=1-6",
-    "--weather="
-    "failed=0.03,rate429=0.004,retry_after=1,drop_after=0.015,drop_before=0.01,error500=0.01,"
-    "read_error=0.02,duplicate_webhook=0.05,early_webhook=0.02",
+)
+WEATHER = (
+    "--weather=failed=0.03,rate429=0.004,retry_after=1,drop_after=0.015,drop_before=0.01,"
+    "error500=0.01,read_error=0.02,duplicate_webhook=0.05,early_webhook=0.02"
 )
 # Whatever the size of the file, each of these happens as soon as there are enough rows: the first
 # requests are normal, one is dropped after its job was made, and so on. A lost webhook is found
@@ -97,11 +98,12 @@ def main(arguments: list[str] | None = None) -> int:
         help="CSV, JSON lines, or one prompt a line (default: PROMPTS, else a sample)",
     )
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where data and logs are kept")
+    parser.add_argument("--calm", action="store_true", help="the fake Sume does not misbehave")
     given = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, _interrupt)
     console = Console(highlight=False)
     try:
-        return _run(console, given.prompts, given.folder)
+        return _run(console, given.prompts, given.folder, given.calm)
     except _StopError as stop:
         console.print(str(stop), markup=False, soft_wrap=True)
         return stop.status
@@ -123,16 +125,17 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _run(console: Console, path: Path, folder: Path) -> int:
+def _run(console: Console, path: Path, folder: Path, calm: bool) -> int:
     begun = time.monotonic()
     # Looked at before anything is started: a wrong path should not take a second to be told.
     next(prompts.read(path), None)
-    with Bundle(_setup(folder)) as bundle:
+    with Bundle(_setup(folder, calm)) as bundle:
         _introduce(console, bundle, time.monotonic() - begun)
         with psycopg.connect(bundle.database_url, autocommit=True) as connection:
             run = _begin_run(console, bundle, path)
             _load(console, connection, bundle, path, run)
-            _order_weather(bundle)
+            if not calm:
+                _order_weather(bundle)
             bundle.start_schedules()
             with Display(console) as display:
                 _follow(connection, bundle, display)
@@ -153,7 +156,7 @@ def _run(console: Console, path: Path, folder: Path) -> int:
     return 0
 
 
-def _setup(folder: Path) -> Setup:
+def _setup(folder: Path, calm: bool) -> Setup:
     if (os.environ.get("SUME_BASE_URL") or "").strip():
         return Setup(folder=folder, schedule_seconds=SCHEDULE_SECONDS, environment=REAL)
     return Setup(
@@ -161,7 +164,7 @@ def _setup(folder: Path) -> Setup:
         schedule_seconds=SCHEDULE_SECONDS,
         timeout_seconds=QUICK_TIMEOUTS,
         environment=QUICK,
-        fake_arguments=FAKE,
+        fake_arguments=FAKE if calm else (*FAKE, WEATHER),
     )
 
 

@@ -85,11 +85,6 @@ class EmbeddedPostgres:
         """The URL for the cluster's superuser (tests and repairs only)."""
         return self._url("postgres", "postgres")
 
-    @property
-    def psql(self) -> Path:
-        """The psql that came with the wheel, for machines that have none."""
-        return self._choose_binaries() / "psql"
-
     def __enter__(self) -> EmbeddedPostgres:
         self.start()
         return self
@@ -266,6 +261,11 @@ class EmbeddedPostgres:
                 "select from pg_database where datname = %s", (DATABASE,)
             ).rowcount:
                 connection.execute(f'create database "{DATABASE}" owner "{ROLE}"')
+
+
+def psql() -> Path:
+    """The psql in the wheel, for machines that have none of their own."""
+    return next(iter(_installations().values())) / "psql"
 
 
 @contextlib.contextmanager

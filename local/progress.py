@@ -27,6 +27,7 @@ ADD = """
 insert into run_rows select id from render_jobs where reference = any(%s) on conflict do nothing"""
 ADD_UNFINISHED = """
 insert into run_rows select id from job_customer where state = 'working' on conflict do nothing"""
+ADD_ALL = "insert into run_rows select id from render_jobs on conflict do nothing"
 
 COUNT = """
 select r.status as submission, g.status as job, c.state,
@@ -142,21 +143,22 @@ class Display:
         if self._console.is_terminal:
             self._live.update(_drawing(now, elapsed, submitted, ended), refresh=True)
             return
-        line = _line(now, ended)
-        if line != self._said and (
+        said = line(now)
+        if said != self._said and (
             moment - self._said_at >= LINE_SECONDS or now.finished or not self._said
         ):
-            self._console.print(f"{elapsed:5.0f} s  {line}", highlight=False, soft_wrap=True)
-            self._said_at, self._said = moment, line
+            text = f"{elapsed:5.0f} s  {said}  {ended:.1f} ended/s"
+            self._console.print(text, highlight=False, soft_wrap=True)
+            self._said_at, self._said = moment, said
 
 
-def _line(now: Standing, ended: float) -> str:
+def line(now: Standing) -> str:
+    """The standing in one line of text."""
     parts = [
         f"working {now.working} (pending {now.pending}, submitting {now.submitting}, "
         f"queued {now.queued}, processing {now.processing})",
         f"done {now.done}",
         f"needs attention {now.needs_attention}",
-        f"{ended:.1f} ended/s",
     ]
     if now.lacks_result:
         parts.insert(2, f"results to fetch {now.lacks_result}")

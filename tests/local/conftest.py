@@ -2,23 +2,24 @@
 
 import pytest
 
+from local.bundle import LIMITS
 from local.postgres import EmbeddedPostgres
+from local.runner import Runner
+from tests.support.folders import temporary_folder
+
+
+@pytest.fixture
+def tmp_path():
+    """In the place of pytest's own, which an embedded Postgres cannot always reach."""
+    with temporary_folder() as folder:
+        yield folder
 
 
 @pytest.fixture(scope="session")
-def local_database(tmp_path_factory):
+def local_database():
     """The URL of a database of our own with the schema in it."""
-    with EmbeddedPostgres(tmp_path_factory.mktemp("local_database")) as server:
-        migrate(server.url)
+    with temporary_folder() as folder, EmbeddedPostgres(folder) as server:
+        environment = {"DATABASE_URL": server.url}
+        with Runner([LIMITS["migrate"]], log_folder=folder, environment=environment) as runner:
+            runner.invoke("migrate", {}).result()
         yield server.url
-
-
-def migrate(url):
-    import psycopg
-
-    from local.runner import PROJECT
-
-    with psycopg.connect(url) as connection:
-        folder = PROJECT / "shared" / "sume_jobs" / "store" / "migrations"
-        for path in sorted(folder.glob("*.sql")):
-            connection.execute(path.read_text())

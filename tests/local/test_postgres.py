@@ -1,5 +1,6 @@
 """The embedded Postgres: durable, private, recovered after a kill, and replaceable."""
 
+import contextlib
 import os
 import signal
 import stat
@@ -14,11 +15,13 @@ import pytest
 from local import postgres
 from local.postgres import EmbeddedPostgres, PostgresError, database
 from local.runner import PROJECT
+from tests.support.folders import temporary_folder
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("postgres")
+def folder():
+    with temporary_folder() as folder:
+        yield folder
 
 
 def one(url, query):
@@ -50,7 +53,7 @@ def test_it_is_durable_private_and_owned_by_a_plain_role(folder):
         socket = folder / ".s.PGSQL.5432"
         assert stat.S_IMODE(socket.stat().st_mode) == 0o700
         assert one(server.url, "create table kept (n int); select 1") == 1
-        assert server.psql.exists()
+        assert postgres.psql().exists()
     assert servers(folder) == []
 
 
@@ -99,9 +102,10 @@ def test_everything_killed_with_sigkill_is_recovered(folder):
     ) as owner:
         assert owner.stdout.readline() == b"ready\n"
         everything = psutil.Process(owner.pid).children(recursive=True)
-        for process in everything:
-            process.kill()
         owner.kill()
+        for process in everything:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         psutil.wait_procs(everything, 10)
     with EmbeddedPostgres(folder) as server:
         assert one(server.url, "select count(*) from kept where n = 1") == 2

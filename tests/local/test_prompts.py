@@ -252,7 +252,7 @@ def database(local_database):
 
 @pytest.fixture
 def rows(database):
-    database.execute("delete from render_jobs")
+    database.execute("truncate render_jobs")
 
     def fetch(columns="prompt"):
         return database.execute(f"select {columns} from render_jobs order by id").fetchall()
