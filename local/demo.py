@@ -141,9 +141,9 @@ def _run(console: Console, path: Path, folder: Path, calm: bool) -> int:
                 _follow(connection, bundle, display)
             _come_to_rest(bundle)
             found = report(connection, bundle)
-            if not found.broken:
-                bundle.state.run["finished"] = True
-                bundle.state.save()
+            # A promise that was broken stays broken: only rows in between are taken up again.
+            bundle.state.run["finished"] = found.standing.finished
+            bundle.state.save()
         console.print(functions_table(found))
         console.print(summary_table(found, time.monotonic() - begun))
     if found.broken:

@@ -137,6 +137,9 @@ class EmbeddedPostgres:
         except subprocess.TimeoutExpired:
             guard.kill()
             guard.wait()
+        if self._socket_folder != self.folder:
+            with contextlib.suppress(OSError):
+                self._socket_folder.rmdir()
 
     def _url(self, role: str, database: str) -> str:
         return f"postgresql://{role}@/{database}?host={quote(str(self._socket_folder), safe='')}"
