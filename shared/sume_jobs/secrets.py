@@ -6,6 +6,7 @@ Only ARNs stand in the environment. boto3 is imported when the first secret is n
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from sume_jobs.settings import SettingsError, is_header_value, parse_secrets
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from sume_jobs.settings import Settings
 
 CACHE_SECONDS: Final = 300
+FORCED_READ_SECONDS: Final = 5.0
 
 
 class SecretUnavailable(RuntimeError):
@@ -26,20 +28,14 @@ class Secrets:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._provider: Any = None
-        self._api_key_refused = False
+        self._signing_read_at = -FORCED_READ_SECONDS
 
-    def forget_api_key(self) -> None:
-        """Read the API key past the cache the next time: Sume refused the one in hand."""
-        self._api_key_refused = True
-
-    def api_key(self) -> str:
+    def api_key(self, refresh: bool = False) -> str:
         """Give the Sume API key. Raises SettingsError without one, SecretUnavailable."""
         settings = self._settings
         key = settings.sume_api_key
         if settings.sume_api_key_secret_arn:
-            text = self._read(settings.sume_api_key_secret_arn, self._api_key_refused)
-            self._api_key_refused = False
-            found = parse_secrets(text)
+            found = parse_secrets(self._read(settings.sume_api_key_secret_arn, refresh))
             key = found[0] if found else None
         if not key:
             raise SettingsError(
@@ -51,9 +47,15 @@ class Secrets:
         return key
 
     def webhook_secrets(self, refresh: bool = False) -> tuple[str, ...]:
-        """Give every signing secret that is accepted; none means that nothing verifies."""
+        """Give every signing secret that is accepted; none means that nothing verifies.
+
+        `refresh` is heeded only every few seconds: anybody can send what does not verify.
+        """
         secrets = self._settings.webhook_secrets
         if self._settings.webhook_secrets_arn:
+            refresh = refresh and time.monotonic() - self._signing_read_at >= FORCED_READ_SECONDS
+            if refresh:
+                self._signing_read_at = time.monotonic()
             secrets += parse_secrets(self._read(self._settings.webhook_secrets_arn, refresh))
         return secrets
 

@@ -138,6 +138,8 @@ def parse_secrets(value: str) -> tuple[str, ...]:
         parsed = None
     if isinstance(parsed, dict):
         parsed = list(parsed.values())
+    elif isinstance(parsed, str) or value.strip() == "null":
+        parsed = [parsed]
     if isinstance(parsed, list):
         flat = [part for item in parsed for part in (item if isinstance(item, list) else [item])]
         candidates = [item for item in flat if isinstance(item, str)]

@@ -60,6 +60,13 @@ class SumeClient:
         self._session.mount("https://", adapter)
         self._session.mount("http://", adapter)
 
+    def use_key(self, api_key: str) -> bool:
+        """Use another API key from now on; tells whether it is another."""
+        bearer = _Bearer(api_key)
+        changed = bearer != self._session.auth
+        self._session.auth = bearer
+        return changed
+
     def close(self) -> None:
         """Close the sockets."""
         self._session.close()
@@ -116,6 +123,11 @@ class SumeClient:
 class _Bearer(AuthBase):
     def __init__(self, api_key: str) -> None:
         self._value = f"Bearer {api_key}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Bearer) and other._value == self._value
+
+    __hash__ = None  # type: ignore[assignment]
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         request.headers["Authorization"] = self._value

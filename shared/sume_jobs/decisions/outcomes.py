@@ -64,6 +64,8 @@ UNSENDABLE: Final = Line("fail", code="unsendable_request")
 NO_ANSWER: Final = Line("requeue", unknown=True, ambiguous=True)
 PACED: Final = Line("requeue", give_back_attempt=True, stop="backoff")
 ACCOUNT: Final = Line("requeue", give_back_attempt=True, stop="account")
+# A 401 for a key that was rotated while the container was warm.
+OLD_KEY: Final = Line("requeue", give_back_attempt=True)
 CONFIGURATION: Final = Line("requeue", give_back_attempt=True, stop="account", code="wrong_address")
 OUTAGE: Final = Line("requeue", unknown=True, ambiguous=True)
 OUTAGE_FINAL: Final = Line("fail", unknown=True, ambiguous=True)

@@ -41,9 +41,6 @@ def stop_account(runtime: Runtime, reason: str, status: int | None) -> None:
             advice="check the API key, the credits and access of the workspace, SUME_BASE_URL and "
             "SUME_SUBMIT_PATH; the queue goes on by itself when Sume accepts again",
         )
-    if status == 401:
-        # In case the key was rotated: the next client gets the new one.
-        runtime.secrets.forget_api_key()
 
 
 def reopen(database: Database, name: pace.Name) -> None:

@@ -98,6 +98,7 @@ class PacedRun(Generic[Item]):
     _ended: bool = False
     _nothing_due: bool = False
     _claim_at: float = 0.0
+    _linger_until: float = 0.0
     _latency: float | None = None
     _failure: Exception | None = None
     _unrecorded: list[Done[Item]] = field(default_factory=list)
@@ -112,7 +113,7 @@ class PacedRun(Generic[Item]):
         Raises DatabaseUnavailable or psycopg.Error where the database failed for good, after
         everything that could be finished was finished.
         """
-        begun = time.monotonic()
+        self._linger_until = time.monotonic() + self.linger
         if not self._has_time():
             return
         pool = ThreadPoolExecutor(self.concurrency, thread_name_prefix="sume")
@@ -124,7 +125,7 @@ class PacedRun(Generic[Item]):
                 if not self._in_flight and not self._ready and not self._unrecorded:
                     if self._ended or not self._has_time():
                         break
-                    if self._nothing_due and time.monotonic() - begun >= self.linger:
+                    if self._nothing_due and time.monotonic() >= self._linger_until:
                         break
                 self._record(self._wait())
                 if self.left.seconds() <= LAST_WORDS:
@@ -167,6 +168,11 @@ class PacedRun(Generic[Item]):
             return
         try:
             admission, items = self.work.claim(wanted, may_be_alone=busy == 0)
+        except psycopg.errors.LockNotAvailable:
+            # Somebody holds the budget's row; the next run will find it free.
+            telemetry.warn("claim_waited_too_long")
+            self._ended = True
+            return
         except (DatabaseUnavailable, psycopg.Error) as error:
             self._fail("claim_failed", error)
             return
@@ -185,10 +191,11 @@ class PacedRun(Generic[Item]):
         elif admission.is_open:
             self._claim_at = now + LOOK_AGAIN
         elif not items and not self._probe_is_out:
-            # Closed, or somebody else's probe is out.
-            self._ended = True
-            if admission.is_due:
-                self.stopped = True
+            # Closed, or somebody else's probe is out: a run that lingers may outlast it.
+            self._claim_at = now + max(admission.closed_for, LOOK_AGAIN)
+            if self._claim_at >= self._linger_until:
+                self._ended = True
+                self.stopped = admission.is_due
 
     @property
     def _probe_is_out(self) -> bool:
@@ -281,11 +288,22 @@ class PacedRun(Generic[Item]):
             self._unrecorded += done
             return
         if signals.stop:
-            self._ended = self.stopped = True
+            self._stop()
         if signals.one_at_a_time is not None:
             self._one_at_a_time = signals.one_at_a_time
 
+    def _stop(self) -> None:
+        """A gate closed: nothing more goes out until a claim finds it open again."""
+        self._release([item for item, _, _ in self._ready])
+        self._ready.clear()
+        self._confirmed = False
+        self._claim_at = 0.0
+        if time.monotonic() >= self._linger_until:
+            self._ended = self.stopped = True
+
     def _release(self, items: list[Item]) -> None:
+        if not items:
+            return
         try:
             self.work.release(items)
         except (DatabaseUnavailable, psycopg.Error) as error:
@@ -306,9 +324,8 @@ class PacedRun(Generic[Item]):
 
     def _give_up(self) -> None:
         """Record what is known when the time is over: an outcome nobody knows is one too."""
-        if self._ready:
-            self._release([item for item, _, _ in self._ready])
-            self._ready.clear()
+        self._release([item for item, _, _ in self._ready])
+        self._ready.clear()
         lost = [
             Done(item, NoAnswer(sent=True, reason="FunctionTimeout"), probe)
             for item, _, probe in self._started.values()

@@ -14,7 +14,7 @@ from sume_jobs.decisions.pacing import pace
 from sume_jobs.decisions.status import TERMINAL
 from sume_jobs.flows import gates
 from sume_jobs.flows.paced_run import Done, PacedRun, Signals
-from sume_jobs.flows.submit import client_of
+from sume_jobs.flows.submit import client_of, key_was_rotated
 from sume_jobs.settings import RECORD_SECONDS
 from sume_jobs.store import gen_jobs, webhook_events
 from sume_jobs.store import pace as pace_store
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from sume_jobs.store.pace import Admission
     from sume_jobs.sume_client import SumeClient
 
-READS_AT_A_TIME: Final = 8
 # Reads in a row that do not find a job before a person is asked to look.
 MISSING_READS: Final = 5
 # Reads of a completed job without a result before a person is asked to look.
@@ -60,7 +59,7 @@ def run(runtime: Runtime, left: TimeLeft) -> dict[str, int]:
             work=work,
             left=left,
             pace=work.pace,
-            concurrency=min(READS_AT_A_TIME, settings.submit_concurrency),
+            concurrency=settings.submit_concurrency,
             call_seconds=settings.sume_timeout,
             linger=settings.linger,
         )
@@ -165,7 +164,7 @@ class _Poll:
             finding = "missing"
             if item.missing_reads + 1 >= MISSING_READS:
                 attention = "job_not_found"
-        elif outcome.action == "later":
+        elif outcome.action == "later" or (item.status == "completed" and not outcome.result):
             finding = "no_result"
             if item.result_reads + 1 >= RESULT_READS:
                 attention = "result_missing"
@@ -180,6 +179,8 @@ class _Poll:
             attention=attention,
             webhook_status=state.webhook_status if state else None,
             result=outcome.result,
+            error_code=state.error_code if state else None,
+            error=state.error_json if state else None,
         )
 
     @staticmethod
@@ -207,7 +208,9 @@ class _Poll:
             if outcome.stop:
                 signals.stop = True
                 reason = outcome.error.code or f"http_{outcome.http_status}"
-                if outcome.stop == "account":
+                if outcome.http_status == 401 and key_was_rotated(self.runtime, self.client):
+                    gen_jobs.look_soon(self.database, done.item.job_id)
+                elif outcome.stop == "account":
                     gates.stop_account(self.runtime, reason, outcome.http_status)
                 else:
                     wait = outcome.retry_after or backoff.DEFAULT_RETRY_AFTER

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sume_jobs import telemetry
-from sume_jobs.store import levels, render_jobs, retention, webhook_events
+from sume_jobs.decisions.answers import error_is_retryable
+from sume_jobs.store import gen_jobs, levels, render_jobs, retention, webhook_events
 
 if TYPE_CHECKING:
     from sume_jobs.flows.time_left import TimeLeft
     from sume_jobs.runtime import Runtime
 
 HELD_DAYS: Final = 7
+REGENERATION_BATCH: Final = 200
 # A batch of anything takes far less than this; seconds.
 BATCH_SECONDS: Final = 5.0
 
@@ -38,11 +40,30 @@ def run(runtime: Runtime, left: TimeLeft) -> dict[str, int]:
         expired += fates.get("expired", 0) + fates.get("exhausted", 0)
         telemetry.warn("claims_reaped", **fates)
     telemetry.count("Reaped", reaped)
+    _regenerate(runtime, left)
     if left.seconds() > BATCH_SECONDS:
         _tell_levels(runtime)
     _keep_house(runtime, left)
     telemetry.event("reap_ran", reaped=reaped, expired=expired)
     return {"reaped": reaped, "expired": expired}
+
+
+def _regenerate(runtime: Runtime, left: TimeLeft) -> None:
+    """Judge failed jobs: another generation only where allowed, and where the error says so."""
+    database, most = runtime.database, runtime.settings.max_generations
+    while left.seconds() > BATCH_SECONDS:
+        failed = gen_jobs.open_regenerations(database, REGENERATION_BATCH)
+        if not failed:
+            return
+        again = [
+            (job_id, row_id)
+            for job_id, row_id, error in failed
+            if most > 1 and row_id is not None and error_is_retryable(error)
+        ]
+        if again:
+            rows = render_jobs.regenerate(database, again, most)
+            telemetry.warn("rows_regenerated", rows=rows)
+        gen_jobs.close_regenerations(database, [job_id for job_id, _, _ in failed])
 
 
 def _tell_levels(runtime: Runtime) -> None:
@@ -57,6 +78,10 @@ def _tell_levels(runtime: Runtime) -> None:
 def _keep_house(runtime: Runtime, left: TimeLeft) -> None:
     settings, database = runtime.settings, runtime.database
     while left.seconds() > BATCH_SECONDS and webhook_events.purge_held(database, HELD_DAYS):
+        pass
+    while left.seconds() > BATCH_SECONDS and webhook_events.purge_old(
+        database, settings.retention_days
+    ):
         pass
     retention.purge(
         database,

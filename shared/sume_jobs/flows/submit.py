@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from sume_jobs import telemetry
@@ -13,6 +13,7 @@ from sume_jobs.decisions import backoff, outcomes
 from sume_jobs.decisions.pacing import pace
 from sume_jobs.flows import gates
 from sume_jobs.flows.paced_run import Done, PacedRun, Signals
+from sume_jobs.secrets import SecretUnavailable
 from sume_jobs.settings import RECORD_SECONDS
 from sume_jobs.store import gen_jobs, render_jobs, webhook_events
 from sume_jobs.store.render_jobs import Accepted, Claim, Recorded, Refused
@@ -77,6 +78,18 @@ METRICS: Final = {
 }
 
 
+def key_was_rotated(runtime: Runtime, client: SumeClient) -> bool:
+    """After a 401: read the API key past the cache and use it; tells whether it is another."""
+    try:
+        rotated = client.use_key(runtime.secrets.api_key(refresh=True))
+    except SecretUnavailable as error:
+        telemetry.warn("secret_unavailable", reason=str(error))
+        return False
+    if rotated:
+        telemetry.event("api_key_rotated")
+    return rotated
+
+
 def client_of(runtime: Runtime) -> SumeClient:
     """Open a client with the API key. Raises SettingsError, SecretUnavailable."""
     settings = runtime.settings
@@ -137,6 +150,16 @@ class _Submit:
         decided = [
             (each, outcomes.decide_submit(each.answer, each.item.first_send, now)) for each in done
         ]
+        if any(outcome.http_status == 401 for _, outcome in decided) and (
+            key_was_rotated(self.runtime, self.client)
+        ):
+            # Only the key in hand was refused: the rows go again at once, with the new one.
+            decided = [
+                (each, replace(outcome, line=outcomes.OLD_KEY))
+                if outcome.http_status == 401
+                else (each, outcome)
+                for each, outcome in decided
+            ]
         recorded = render_jobs.record(
             self.database,
             [self._answer(each.item, outcome) for each, outcome in decided],
@@ -199,6 +222,8 @@ class _Submit:
     @staticmethod
     def _delay(item: Claim, outcome: SubmitOutcome) -> float:
         chance = random.random()
+        if outcome.line is outcomes.OLD_KEY:
+            return 0.0
         if outcome.line.stop == "backoff":
             return backoff.spread(outcome.retry_after or backoff.DEFAULT_RETRY_AFTER, chance)
         if outcome.line.stop == "account":
@@ -271,7 +296,10 @@ class _Submit:
             and outcome.state.reported
             and outcome.state.reported.status != "queued"
         }
-        gen_jobs.apply(self.database, list(wishes.values()))
+        if wishes:
+            # An event that came early knows more than the answer to a replay does.
+            webhook_events.apply_held(self.database, list(wishes))
+            gen_jobs.apply(self.database, list(wishes.values()))
 
     # What becomes of the queue ----------------------------------------------------------------
 

@@ -110,7 +110,7 @@ def receive(runtime: Runtime, event: Mapping[str, Any]) -> Response:
     except SecretUnavailable as error:
         telemetry.alarm("secret_unavailable", reason=str(error))
         return _problem(503, "the signing secret is not available, please deliver again")
-    if not _is_genuine(runtime, delivery, secrets):
+    if not _is_genuine(runtime, delivery, secrets) and not _is_genuine_anew(runtime, delivery):
         return _unverified(runtime, delivery, bool(secrets))
     try:
         parsed = answers.parse_json(delivery.body)
@@ -130,6 +130,17 @@ def _is_genuine(runtime: Runtime, delivery: Delivery, secrets: tuple[str, ...]) 
         time.time(),
         runtime.settings.webhook_tolerance,
     )
+
+
+def _is_genuine_anew(runtime: Runtime, delivery: Delivery) -> bool:
+    """Try once more with the secrets past the cache: one may have been added while warm."""
+    if not runtime.settings.webhook_secrets_arn or not delivery.signature:
+        return False
+    try:
+        return _is_genuine(runtime, delivery, runtime.secrets.webhook_secrets(refresh=True))
+    except SecretUnavailable as error:
+        telemetry.warn("secret_unavailable", reason=str(error))
+        return False
 
 
 def _unverified(runtime: Runtime, delivery: Delivery, has_secrets: bool) -> Response:

@@ -41,8 +41,10 @@ moved as (
          error_code = w.error_code,
          error = coalesce(w.error, g.error),
          request_id = coalesce(w.request_id, g.request_id),
-         -- A completed job is still asked for its result; at any other end nothing is left to ask.
-         next_poll_at = case w.status when 'processing' then g.next_poll_at when 'completed' then now() end,
+         regeneration_open = w.status = 'failed',
+         -- A completed job is still asked for its result, a failed one for its error.
+         next_poll_at = case when w.status = 'processing' then g.next_poll_at
+                             when w.status = 'completed' or w.status = 'failed' and w.error is null then now() end,
          cancel_due_at = case when w.status = 'processing' then g.cancel_due_at end,
          attention = case when w.status = 'processing' then g.attention end,
          updated_at = now()
@@ -120,7 +122,8 @@ picked as materialized (
 {pace.PROBE},
 claimed as (
   update gen_job g
-     set next_poll_at = case when g.status in ('failed', 'canceled') or g.result is not null then null
+     set next_poll_at = case when g.status = 'canceled' or g.status = 'failed' and g.error is not null
+                               or g.result is not null then null
                              else now() + make_interval(secs => %(lease)s) end,
          polls = g.polls + 1
     from admitted a
@@ -181,7 +184,8 @@ class Looked:
 
     found: the job was read; missing: Sume does not know it; no_result: it is completed but its
     result is not there; None: the read said nothing. `attention` is the mark the job has from
-    now on, `delay` the time until the next look in seconds, `result` JSON text.
+    now on, `delay` the time until the next look in seconds, `result` and `error` JSON text. The
+    error only fills what a failed job lacks.
     """
 
     job_id: str
@@ -190,18 +194,22 @@ class Looked:
     attention: str | None = None
     webhook_status: str | None = None
     result: str | None = None
+    error_code: str | None = None
+    error: str | None = None
 
 
 LOOKED: Final = """
 with look as materialized (
-  select job_id, delay, finding, attention, webhook_status, result::jsonb
+  select job_id, delay, finding, attention, webhook_status, result::jsonb, error_code, error::jsonb
     from unnest(%(job_ids)s::text[], %(delays)s::float8[], %(findings)s::text[], %(attentions)s::text[],
-                %(webhook_statuses)s::text[], %(results)s::text[])
-         as l (job_id, delay, finding, attention, webhook_status, result)),
+                %(webhook_statuses)s::text[], %(results)s::text[], %(error_codes)s::text[], %(errors)s::text[])
+         as l (job_id, delay, finding, attention, webhook_status, result, error_code, error)),
 locked as materialized (
   select job_id from gen_job where job_id = any (%(job_ids)s::text[]) order by job_id for update)
 update gen_job g
    set result = coalesce(g.result, l.result),
+       error_code = case when g.status = 'failed' then coalesce(g.error_code, l.error_code) else g.error_code end,
+       error = case when g.status = 'failed' then coalesce(g.error, l.error) else g.error end,
        webhook_status = coalesce(l.webhook_status, g.webhook_status),
        missing_reads = case l.finding when 'missing' then g.missing_reads + 1
                                       when 'found' then 0 else g.missing_reads end,
@@ -210,9 +218,12 @@ update gen_job g
        attention = case when g.status in ('failed', 'canceled') or l.result is not null then null
                         when g.status = 'completed' and l.attention is distinct from 'result_missing' then null
                         else l.attention end,
-       next_poll_at = case when g.status in ('failed', 'canceled') then null
+       next_poll_at = case when g.status = 'canceled' then null
+                           when g.status = 'failed' and (g.error is not null or l.finding = 'found'
+                                                         or l.attention = 'job_not_found') then null
                            when g.result is not null or l.result is not null then null
-                           when g.status = 'completed' and l.finding = 'found' then now()
+                           -- The move to completed made it due: it may be another sweep's by now.
+                           when g.status = 'completed' and l.finding = 'found' then g.next_poll_at
                            else now() + make_interval(secs => l.delay) end,
        updated_at = case when l.result is not null or l.attention is distinct from g.attention
                          then now() else g.updated_at end
@@ -233,6 +244,8 @@ def record_looks(database: Database, looks: Sequence[Looked]) -> None:
             "attentions": [look.attention for look in looks],
             "webhook_statuses": [look.webhook_status for look in looks],
             "results": [look.result for look in looks],
+            "error_codes": [look.error_code for look in looks],
+            "errors": [look.error for look in looks],
         },
     )
 
@@ -246,6 +259,29 @@ returning job_id"""
 def look_soon(database: Database, job_id: str) -> bool:
     """Make a job due for the next poll, if anything is left to ask about it."""
     return bool(database.run(LOOK_SOON, {"job_id": job_id}))
+
+
+# Another generation -------------------------------------------------------------------------
+
+OPEN_REGENERATIONS: Final = """
+select job_id, render_job_id, error from gen_job where regeneration_open order by job_id limit %(batch)s"""
+
+
+def open_regenerations(database: Database, batch: int) -> list[tuple[str, int | None, object]]:
+    """Give failed jobs that nobody has judged yet: job id, row id, the parsed error."""
+    rows = database.run(OPEN_REGENERATIONS, {"batch": batch})
+    return [(row["job_id"], row["render_job_id"], row["error"]) for row in rows]
+
+
+CLOSE_REGENERATIONS: Final = """
+with locked as materialized (
+  select job_id from gen_job where job_id = any (%(job_ids)s::text[]) order by job_id for update)
+update gen_job set regeneration_open = false where job_id = any (array(select job_id from locked))"""
+
+
+def close_regenerations(database: Database, job_ids: Sequence[str]) -> None:
+    """Record that these failed jobs are not made again by themselves."""
+    database.run(CLOSE_REGENERATIONS, {"job_ids": list(job_ids)})
 
 
 # Cancel -------------------------------------------------------------------------------------

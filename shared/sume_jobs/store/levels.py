@@ -14,7 +14,7 @@ class Levels:
     """Depths and ages (seconds, 0 where nothing waits).
 
     `pending` counts rows that could be sent now; `needs_attention` counts rows and jobs that
-    came to need a person within the last day.
+    came to need a person within the last day (of those made within the last week).
     """
 
     pending: int
@@ -32,10 +32,11 @@ select (select count(*) from render_jobs where status = 'pending' and run_after 
        coalesce((select extract(epoch from now() - min(created_at)) from gen_job
                   where status in ('queued', 'processing')), 0)::float8 as oldest_in_flight,
        (select count(*) from render_jobs
-         where status in ('failed', 'canceled') and status <> 'canceled' and updated_at > now() - interval '1 day')
+         where status in ('failed', 'canceled') and status <> 'canceled'
+           and created_at > now() - interval '7 days' and updated_at > now() - interval '1 day')
        + (select count(*) from gen_job
            where (attention is not null or status in ('failed', 'canceled')) and status <> 'canceled'
-             and updated_at > now() - interval '1 day') as needs_attention"""
+             and created_at > now() - interval '7 days' and updated_at > now() - interval '1 day') as needs_attention"""
 
 
 def read(database: Database) -> Levels:

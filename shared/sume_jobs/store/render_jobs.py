@@ -428,3 +428,41 @@ def request_cancel(database: Database, row_id: int) -> str | None:
     """
     rows = database.run(REQUEST_CANCEL, {"id": row_id})
     return rows[0]["outcome"] if rows else None
+
+
+# A new generation is a new request: new key, new body, its own attempts and sends.
+NEW_GENERATION: Final = """
+with locked as materialized (
+  select id from render_jobs where id = any (%(ids)s::bigint[]) order by id for update),
+failed as (
+  update gen_job g set regeneration_open = false
+   where g.job_id = any (%(job_ids)s::text[]) and g.regeneration_open
+     and g.render_job_id = any (array(select id from locked))
+  returning g.job_id, g.render_job_id)
+update render_jobs r
+   set generation = r.generation + 1, status = 'pending', run_after = now(), sume_job_id = null,
+       idempotency_key = null, request_body = null, claim_token = null, attempts = 0, sends = 0,
+       reaps = 0, unknown_since = null, error_code = null, error = null, updated_at = now()
+  from failed f
+ where r.id = any (array(select id from locked)) and r.id = f.render_job_id
+   and r.sume_job_id = f.job_id and r.status = 'submitted'
+   and r.generation < %(max_generations)s and r.cancel_requested_at is null
+returning r.id"""
+
+
+def regenerate(
+    database: Database, failed: Sequence[tuple[str, int]], max_generations: int
+) -> list[int]:
+    """Queue another generation for rows whose job failed (job id, row id); gives the rows.
+
+    Each failed job is judged once, so a repeat changes nothing.
+    """
+    rows = database.run(
+        NEW_GENERATION,
+        {
+            "job_ids": [job_id for job_id, _ in failed],
+            "ids": [row_id for _, row_id in failed],
+            "max_generations": max_generations,
+        },
+    )
+    return [row["id"] for row in rows]

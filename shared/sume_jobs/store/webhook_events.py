@@ -149,3 +149,16 @@ delete from webhook_event where event_id = any (array(select event_id from old))
 def purge_held(database: Database, days: int) -> int:
     """Delete one batch of events that were held for `days` days for a job that never came."""
     return len(database.run(PURGE_HELD, {"days": days, "batch": PURGE_BATCH}))
+
+
+PURGE_OLD: Final = """
+with old as materialized (
+  select event_id from webhook_event
+   where received_at < now() - make_interval(days => %(days)s) and outcome <> 'held'
+   limit %(batch)s for update skip locked)
+delete from webhook_event where event_id = any (array(select event_id from old)) returning event_id"""
+
+
+def purge_old(database: Database, days: int) -> int:
+    """Delete one batch of events that came more than `days` days ago."""
+    return len(database.run(PURGE_OLD, {"days": days, "batch": PURGE_BATCH}))

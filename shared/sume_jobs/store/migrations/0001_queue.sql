@@ -92,7 +92,7 @@ create index render_jobs_claim on render_jobs (priority, run_after, id)
 create index render_jobs_suspect on render_jobs (reaps, run_after, id)
   where status = 'pending' and reaps >= 2;
 create index render_jobs_claimed on render_jobs (claimed_at) where status = 'submitting';
-create index render_jobs_ended_badly on render_jobs (updated_at) where status in ('failed', 'canceled');
+create index render_jobs_ended_badly on render_jobs (created_at) where status in ('failed', 'canceled');
 
 -- A prompt is looked at once, when it comes in, not at each later update of its row.
 create function render_jobs_refuse_prompt() returns trigger language plpgsql as $$
@@ -158,6 +158,7 @@ create table gen_job (
   polls               integer not null default 0,
   missing_reads       integer not null default 0,  -- reads in a row that did not find the job
   result_reads        integer not null default 0,  -- reads of a completed job without a result
+  regeneration_open   boolean not null default false,  -- failed, and not yet judged for another try
   cancel_requested_at timestamptz,
   cancel_due_at       timestamptz,             -- when to ask Sume to cancel; null: nothing to ask
   created_at          timestamptz not null default now(),
@@ -171,8 +172,9 @@ create table gen_job (
 
 create index gen_job_poll on gen_job (next_poll_at) where next_poll_at is not null;
 create index gen_job_cancel on gen_job (cancel_due_at) where cancel_due_at is not null;
+create index gen_job_regenerate on gen_job (job_id) where regeneration_open;
 create index gen_job_in_flight on gen_job (created_at) where status in ('queued', 'processing');
-create index gen_job_attention on gen_job (updated_at)
+create index gen_job_attention on gen_job (created_at)
   where attention is not null or status in ('failed', 'canceled');
 create index gen_job_render_job on gen_job (render_job_id);
 
