@@ -24,19 +24,27 @@ class Levels:
     needs_attention: int
 
 
+# Each part repeats the predicate of the partial index that it is to be read from.
 READ: Final = """
-select (select count(*) from render_jobs where status = 'pending' and run_after <= now()) as pending,
-       coalesce((select extract(epoch from now() - min(run_after)) from render_jobs
-                  where status = 'pending' and run_after <= now()), 0)::float8 as oldest_pending,
-       (select count(*) from gen_job where status in ('queued', 'processing')) as in_flight,
-       coalesce((select extract(epoch from now() - min(created_at)) from gen_job
-                  where status in ('queued', 'processing')), 0)::float8 as oldest_in_flight,
+with pending as materialized (
+  select count(*) as n, min(run_after) as oldest from render_jobs
+   where status = 'pending' and reaps < 2 and run_after <= now()
+  union all
+  select count(*), min(run_after) from render_jobs
+   where status = 'pending' and reaps >= 2 and run_after <= now()),
+in_flight as materialized (
+  select count(*) as n, min(created_at) as oldest from gen_job where status in ('queued', 'processing'))
+select (select sum(n) from pending)::bigint as pending,
+       coalesce(extract(epoch from now() - (select min(oldest) from pending)), 0)::float8 as oldest_pending,
+       (select n from in_flight) as in_flight,
+       coalesce(extract(epoch from now() - (select oldest from in_flight)), 0)::float8 as oldest_in_flight,
        (select count(*) from render_jobs
          where status in ('failed', 'canceled') and status <> 'canceled'
            and created_at > now() - interval '7 days' and updated_at > now() - interval '1 day')
        + (select count(*) from gen_job
            where (attention is not null or status in ('failed', 'canceled')) and status <> 'canceled'
-             and created_at > now() - interval '7 days' and updated_at > now() - interval '1 day') as needs_attention"""
+             and created_at > now() - interval '7 days' and updated_at > now() - interval '1 day')
+         as needs_attention"""
 
 
 def read(database: Database) -> Levels:

@@ -230,6 +230,9 @@ locked as materialized (
   select id, status, claim_token, claimed_at, sume_job_id, idempotency_key, attempts,
          unknown_since, cancel_requested_at
     from render_jobs where id = any (%(ids)s::bigint[]) order by id for update),
+-- Looked up by key, never joined to the whole table, whatever the planner believes of it.
+known as materialized (
+  select job_id, render_job_id, idempotency_key from gen_job where job_id = any (%(job_ids)s::text[])),
 success as materialized (
   select a.row_id, a.token, a.key, a.job_id, a.request_id, l.cancel_requested_at,
          case when l.id is null then 'row_is_gone'
@@ -241,7 +244,7 @@ success as materialized (
               else 'job_of_another_row' end as finding
     from answer a
     left join locked l on l.id = a.row_id
-    left join gen_job g on g.job_id = a.job_id
+    left join known g on g.job_id = a.job_id
    where a.action = 'accepted'),
 made as (
   insert into gen_job (job_id, idempotency_key, render_job_id, request_id, next_poll_at,
@@ -328,6 +331,7 @@ def record(
         {
             "answers": json.dumps([_as_json(answer) for answer in answers]),
             "ids": [answer.row_id for answer in answers],
+            "job_ids": [answer.job_id for answer in answers if answer.job_id],
             "max_attempts": max_attempts,
             "first_poll": first_poll,
         },

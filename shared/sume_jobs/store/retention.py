@@ -20,25 +20,32 @@ PURGE: Final = """
 with head as materialized (
   select id, status, sume_job_id, created_at, updated_at from render_jobs
    where id > %(after)s order by id limit %(batch)s),
+aged as materialized (
+  select id, status from head
+   where created_at < now() - make_interval(days => %(days)s, secs => %(key_life)s)
+     and updated_at < now() - make_interval(days => %(days)s)
+     and status in ('submitted', 'failed', 'canceled')),
+-- Looked up by row, never joined to the whole table, whatever the planner believes of it.
+its_job as materialized (
+  select job_id, render_job_id, status, updated_at from gen_job
+   where render_job_id = any (array(select id from aged))),
+owed as materialized (
+  select job_id from follow_up
+   where job_id = any (array(select job_id from its_job)) and dispatched_at is null and dead_reason is null),
 old as materialized (
-  select h.id from head h
-   where h.created_at < now() - make_interval(days => %(days)s, secs => %(key_life)s)
-     and h.updated_at < now() - make_interval(days => %(days)s)
-     and (h.status in ('failed', 'canceled')
-          or h.status = 'submitted' and not exists (
-            select from gen_job g where g.render_job_id = h.id
-               and (g.status in ('queued', 'processing') or g.updated_at >= now() - make_interval(days => %(days)s))))
-     and not exists (
-       select from gen_job g join follow_up f on f.job_id = g.job_id
-        where g.render_job_id = h.id and f.dispatched_at is null and f.dead_reason is null)),
+  select id from aged a
+   where not exists (
+     select from its_job j
+      where j.render_job_id = a.id
+        and (j.status in ('queued', 'processing')
+             or j.updated_at >= now() - make_interval(days => %(days)s)
+             or j.job_id in (select job_id from owed)))),
 locked as materialized (
   select id from render_jobs where id = any (array(select id from old)) order by id for update skip locked),
 job as (
   delete from gen_job where render_job_id = any (array(select id from locked)) returning job_id),
 followed as (
   delete from follow_up where job_id = any (array(select job_id from job))),
-event as (
-  delete from webhook_event e where e.job_id = any (array(select job_id from job))),
 gone as (
   delete from render_jobs where id = any (array(select id from locked)) returning id)
 select (select count(*) from gone) as gone, (select max(id) from head) as last,
