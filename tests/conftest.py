@@ -1,4 +1,4 @@
-"""Fixtures for every folder of tests: a real PostgreSQL, a fake Sume, and the handlers in their processes."""
+"""Fixtures for every folder of tests: a real PostgreSQL, a fake Sume, the handlers in processes."""
 
 from __future__ import annotations
 

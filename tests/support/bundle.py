@@ -140,6 +140,8 @@ class Bundle:
             self.environment["SUME_BASE_URL"] = fake.url
         self.answers: list[Answer] = []
         self.storage_down = False
+        # Keys that a test lets two different rows use (a restored database).
+        self.reused_keys: set[str] = set()
         self._warm: dict[str, Container] = {}
         self._all: list[Container] = []
 
@@ -155,7 +157,7 @@ class Bundle:
         self.cold()
 
     def cold(self) -> None:
-        """Let every warm container go, so that the next call of each function starts in a new process."""
+        """Let every warm container go: the next call of each function starts in a new process."""
         for container in self._warm.values():
             container.close()
         self._warm.clear()
@@ -355,7 +357,8 @@ def webhook_event(
     """The event of an API Gateway HTTP API (payload 2.0) or REST API (1.0) for one delivery.
 
     `headers` replaces single headers, a value of None removes one. Names are lower-case in
-    payload 2.0 and kept as sent in 1.0 unless `lower` says otherwise. `encoded` sends the body as base64.
+    payload 2.0 and kept as sent in 1.0 unless `lower` says otherwise. `encoded` sends the body
+    as base64.
     """
     sent: dict[str, str] = sign(body or b"", timestamp, secret, event_id)
     for name, value in (headers or {}).items():

@@ -1,9 +1,10 @@
 """Lambda execution environments for tests: processes in which the real handlers run.
 
-`Nursery` starts one interpreter that imports the handlers and then forks a child for each `Container`.
-A container is what Lambda calls an execution environment: its module globals live from one invocation
-to the next (warm), a new one starts cold, and it can be stopped by SIGKILL or SIGSTOP at any moment.
-Forking after the imports costs some milliseconds instead of a second; it also is what SnapStart does.
+`Nursery` starts one interpreter that imports the handlers and then forks a child for each
+`Container`. A container is what Lambda calls an execution environment: its module globals live from
+one invocation to the next (warm), a new one starts cold, and it can be stopped by SIGKILL at any
+moment. Forking after the imports costs some milliseconds instead of a second; it also is
+what SnapStart does.
 
 `python -m tests.support.container` is the interpreter side.
 """
@@ -27,6 +28,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 FUNCTIONS = ("submit", "reap", "webhook", "poll", "migrate", "dispatch", "api", "archive")
+
+
+# What handlers import late, on their first call; here it would be paid for in every container.
+LIBRARIES = ("psycopg", "psycopg_binary", "psycopg.types.json", "requests", "urllib3")
 
 
 class HandlerRaised(AssertionError):
@@ -106,7 +111,7 @@ class Container:
     def start(
         self, name: str, event: Any = None, remaining: float = 60.0, request_id: str | None = None
     ) -> Invocation:
-        """Begin an invocation of `functions/<name>`; `remaining` is the time Lambda would give it, seconds."""
+        """Begin an invocation of `functions/<name>` that Lambda would give `remaining` seconds."""
         message = {
             "do": "invoke",
             "name": name,
@@ -251,7 +256,7 @@ BASE_ENVIRONMENT = {
 
 
 class Context:
-    """The part of Lambda's context object that handlers and Powertools use; its time really runs down."""
+    """The part of Lambda's context that handlers and Powertools use; its time really runs down."""
 
     function_version = "$LATEST"
     memory_limit_in_mb = 256
@@ -369,6 +374,8 @@ def perform(message: dict[str, Any]) -> Any:
 def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for name in LIBRARIES:
+        importlib.import_module(name)
     for name in FUNCTIONS:
         if (ROOT / "functions" / name / "app.py").exists():
             try:

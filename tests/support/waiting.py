@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def wait_until(condition: Callable[[], T], what: str, timeout: float = 10.0) -> T:
-    """Call `condition` until it gives something true, and return that; AssertionError after `timeout` seconds."""
+    """What `condition` gives once that is true; AssertionError after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while True:
         value = condition()
