@@ -404,37 +404,23 @@ def reap(
 
 
 REQUEST_CANCEL: Final = """
-with locked as materialized (
-  select id, status, unknown_since, sume_job_id from render_jobs where id = %(id)s for update),
-job as (
-  update gen_job g set cancel_requested_at = coalesce(g.cancel_requested_at, now()), cancel_due_at = now()
-    from locked l where l.status = 'submitted' and g.job_id = l.sume_job_id
-     and g.status in ('queued', 'processing')
-  returning g.job_id),
-row as (
-  update render_jobs r
-     set cancel_requested_at = coalesce(r.cancel_requested_at, now()),
-         status = case when l.status = 'pending' and l.unknown_since is null then 'canceled' else r.status end,
-         updated_at = now()
-    from locked l
-   where r.id = l.id and (l.status in ('pending', 'submitting') or exists (select from job))
-  returning r.status)
-select case when row.status = 'canceled' then 'canceled'
-            when row.status is not null then 'requested' else 'too_late' end as outcome
-  from locked left join row on true"""
+update render_jobs set cancel_requested_at = coalesce(cancel_requested_at, now()), updated_at = now()
+ where id = %(id)s
+returning case when status = 'canceled' then 'canceled'
+               when cancel_requested_at is not null then 'requested' else 'too_late' end as outcome"""
 
 
 def request_cancel(database: Database, row_id: int) -> str | None:
-    """Wish that a row be canceled. None where there is no such row.
+    """Wish that a row be canceled (a trigger does the rest). None where there is no such row.
 
-    canceled: it had never been sent, and never will be. requested: Sume will be asked, and only
-    what Sume reports is written. too_late: it has ended.
+    canceled: it never left, and never will. requested: Sume will be asked, and only what Sume
+    reports is written. too_late: it has ended.
     """
     rows = database.run(REQUEST_CANCEL, {"id": row_id})
     return rows[0]["outcome"] if rows else None
 
 
-# A new generation is a new request: new key, new body, its own attempts and sends.
+# Raising the generation is all there is to write: a trigger makes the row a new request.
 NEW_GENERATION: Final = """
 with locked as materialized (
   select id from render_jobs where id = any (%(ids)s::bigint[]) order by id for update),
@@ -443,10 +429,7 @@ failed as (
    where g.job_id = any (%(job_ids)s::text[]) and g.regeneration_open
      and g.render_job_id = any (array(select id from locked))
   returning g.job_id, g.render_job_id)
-update render_jobs r
-   set generation = r.generation + 1, status = 'pending', run_after = now(), sume_job_id = null,
-       idempotency_key = null, request_body = null, claim_token = null, attempts = 0, sends = 0,
-       reaps = 0, unknown_since = null, error_code = null, error = null, updated_at = now()
+update render_jobs r set generation = r.generation + 1
   from failed f
  where r.id = any (array(select id from locked)) and r.id = f.render_job_id
    and r.sume_job_id = f.job_id and r.status = 'submitted'

@@ -178,6 +178,73 @@ create index gen_job_attention on gen_job (created_at)
   where attention is not null or status in ('failed', 'canceled');
 create index gen_job_render_job on gen_job (render_job_id);
 
+-- What people ask for by plain SQL: `set cancel_requested_at = now()` and
+-- `set generation = generation + 1`. The rest of the row follows here.
+
+-- Cancel is a wish. A row that never left ends at once; otherwise Sume is asked, and only what
+-- Sume reports is written. Where the row has ended the wish is not kept.
+create function render_jobs_wish_cancel() returns trigger language plpgsql as $$
+declare
+  job gen_job.status%type;
+begin
+  if old.status = 'pending' and old.unknown_since is null then
+    new.status := 'canceled';
+  elsif old.status = 'submitted' then
+    select status into job from gen_job where job_id = old.sume_job_id for update;
+    if job in ('queued', 'processing') then
+      update gen_job set cancel_requested_at = new.cancel_requested_at, cancel_due_at = now()
+       where job_id = old.sume_job_id;
+    else
+      new.cancel_requested_at := null;
+    end if;
+  elsif old.status in ('failed', 'canceled') then
+    new.cancel_requested_at := null;
+  end if;
+  return new;
+end $$;
+
+create trigger render_jobs_cancel before update of cancel_requested_at on render_jobs
+  for each row when (old.cancel_requested_at is null and new.cancel_requested_at is not null)
+  execute function render_jobs_wish_cancel();
+
+-- A new generation is a new request, billed anew: new key, new body, its own attempts and sends.
+-- The job of the one before stays in gen_job.
+create function render_jobs_start_generation() returns trigger language plpgsql as $$
+begin
+  if new.generation <> old.generation + 1 then
+    raise exception using errcode = 'check_violation',
+      message = 'generation of row ' || old.id || ' goes up by one, not from ' || old.generation
+                || ' to ' || new.generation,
+      hint = 'Use: set generation = generation + 1.';
+  end if;
+  if old.status in ('pending', 'submitting') or exists (
+      select from gen_job where job_id = old.sume_job_id and status in ('queued', 'processing')) then
+    raise exception using errcode = 'check_violation',
+      message = 'row ' || old.id || ' has not ended, a new generation would be billed beside it',
+      hint = 'Wait until it has ended, or cancel it first.';
+  end if;
+  new.status := 'pending';
+  new.run_after := greatest(now(), new.run_after);
+  new.sume_job_id := null;
+  new.idempotency_key := null;
+  new.request_body := null;
+  new.claim_token := null;
+  new.attempts := 0;
+  new.sends := 0;
+  new.reaps := 0;
+  new.unknown_since := null;
+  new.cancel_requested_at := null;
+  new.error_code := null;
+  new.error := null;
+  new.request_id := null;
+  new.updated_at := now();
+  return new;
+end $$;
+
+create trigger render_jobs_generation before update of generation on render_jobs
+  for each row when (new.generation <> old.generation)
+  execute function render_jobs_start_generation();
+
 -- A row in flight is paid work: it may not disappear under it.
 create function render_jobs_refuse_delete() returns trigger language plpgsql as $$
 begin
