@@ -41,9 +41,9 @@ def test_cancel_by_sql(
     is_wished: bool,
     sume_is_asked: bool | None,
 ) -> None:
-    database.execute(ROW, (status, "job_1" if job else None, unknown_since))
+    database.execute(ROW, status, "job_1" if job else None, unknown_since)
     if job:
-        database.execute(JOB, (job,))
+        database.execute(JOB, job)
     database.execute(CANCEL)
     row = database.row(1)
     assert row["status"] == status_after
@@ -54,9 +54,9 @@ def test_cancel_by_sql(
 
 @pytest.mark.parametrize(("status", "job"), [("submitted", "failed"), ("failed", None)])
 def test_a_new_generation_is_a_new_request(database: Any, status: str, job: str | None) -> None:
-    database.execute(ROW, (status, "job_1" if job else None, "now"))
+    database.execute(ROW, status, "job_1" if job else None, "now")
     if job:
-        database.execute(JOB, (job,))
+        database.execute(JOB, job)
     database.execute(AGAIN)
     row = database.row(1)
     assert (row["status"], row["generation"], row["prompt"]) == ("pending", 2, "better")
@@ -70,9 +70,9 @@ def test_a_new_generation_is_a_new_request(database: Any, status: str, job: str 
 def test_a_new_generation_waits_for_the_end_of_the_one_before(
     database: Any, status: str, job: str | None
 ) -> None:
-    database.execute(ROW, (status, "job_1" if job else None, None))
+    database.execute(ROW, status, "job_1" if job else None, None)
     if job:
-        database.execute(JOB, (job,))
+        database.execute(JOB, job)
     with pytest.raises(psycopg.errors.CheckViolation, match="has not ended") as refusal:
         database.execute(AGAIN)
     assert "cancel it first" in (refusal.value.diag.message_hint or "")
@@ -80,7 +80,7 @@ def test_a_new_generation_waits_for_the_end_of_the_one_before(
 
 
 def test_the_generation_only_goes_up_by_one(database: Any) -> None:
-    database.execute(ROW, ("failed", None, None))
+    database.execute(ROW, "failed", None, None)
     for step in (2, -1):
         with pytest.raises(psycopg.errors.CheckViolation, match="goes up by one"):
             database.execute(f"update render_jobs set generation = generation + {step}")

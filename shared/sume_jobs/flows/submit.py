@@ -241,8 +241,8 @@ class _Submit:
         for done, outcome in decided:
             row_id, fate = done.item.row_id, fates[done.item.row_id].fate
             self.counts["replays"] += outcome.idempotency_hit
-            if fate == "submitted":
-                self.counts["submitted"] += 1
+            if fate in ("submitted", "already"):
+                self.counts["submitted"] += fate == "submitted"
                 self._to_look_at.append(outcome.job_id or "")
             elif fate in ("requeued", "failed", "canceled"):
                 self.counts[fate] += 1
@@ -265,7 +265,7 @@ class _Submit:
                 )
             elif fate == "lost":
                 telemetry.warn("late_answer_ignored", row=row_id, outcome=outcome.line.action)
-            elif fate != "submitted":
+            elif fate not in ("submitted", "already"):
                 telemetry.warn(
                     "row_not_submitted",
                     row=row_id,
