@@ -6,6 +6,7 @@ Time limits come from the role (see the first migration).
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
     from sume_jobs.secrets import Secrets
     from sume_jobs.settings import Settings
 
-CONNECT_SECONDS: Final = 5
+CONNECT_SECONDS: Final = 3
+# A connection that was idle for longer may be dead without a sign (NAT and load balancers drop
+# at 350 s); to find out would take longer than to open another.
+LONGEST_IDLE: Final = 240.0
 # The certificates of Amazon RDS; `make certificates` puts the file into the layer.
 RDS_CERTIFICATES: Final = Path(__file__).parent / "rds-global-bundle.pem"
 
@@ -45,6 +49,7 @@ class Database:
         self._settings = settings
         self._secrets = secrets
         self._connection: psycopg.Connection[Row] | None = None
+        self._used_at = 0.0
 
     def run(self, sql: str, parameters: Mapping[str, Any] | None = None) -> list[Row]:
         """Run one statement that is safe to repeat and give its rows.
@@ -78,10 +83,12 @@ class Database:
 
     def connection(self) -> psycopg.Connection[Row]:
         """Give the open connection, opening one if need be. Raises DatabaseUnavailable."""
-        if self._connection is not None and not _is_good(self._connection):
+        idle = time.monotonic() - self._used_at
+        if self._connection is not None and (idle > LONGEST_IDLE or not _is_good(self._connection)):
             self.close()
         if self._connection is None:
             self._connection = self._connect()
+        self._used_at = time.monotonic()
         return self._connection
 
     def close(self) -> None:
@@ -155,7 +162,7 @@ def connection_parameters(
     parameters.setdefault("keepalives_idle", 30)
     parameters.setdefault("keepalives_interval", 10)
     parameters.setdefault("keepalives_count", 3)
-    parameters.setdefault("tcp_user_timeout", 20000)
+    parameters.setdefault("tcp_user_timeout", 10000)
     if "sslmode" not in parameters and not _is_local(parameters):
         parameters["sslmode"] = "verify-full"
         if "sslrootcert" not in parameters:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # Besides the HTTP call a claim needs time to be recorded, also on a fresh connection.
-RECORD_SECONDS: Final = 5.0
+RECORD_SECONDS: Final = 3.0
 
 PREFIX: Final = re.compile(r"[!-~]{1,200}", re.ASCII)
 
