@@ -164,7 +164,7 @@ class _Poll:
             finding = "missing"
             if item.missing_reads + 1 >= MISSING_READS:
                 attention = "job_not_found"
-        elif outcome.action == "later" or (item.status == "completed" and not outcome.result):
+        elif outcome.action != "result" and item.status == "completed" and not outcome.stop:
             finding = "no_result"
             if item.result_reads + 1 >= RESULT_READS:
                 attention = "result_missing"
