@@ -7,6 +7,7 @@ arithmetic can be tested; jitter only ever makes a wait longer than asked.
 from __future__ import annotations
 
 import re
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Final
 
@@ -61,7 +62,9 @@ def parse_retry_after(value: str | None, sent_at: str | None, now: float) -> flo
 
 def _http_date(value: str) -> float | None:
     try:
-        return parsedate_to_datetime(value).timestamp()
+        date = parsedate_to_datetime(value)
+        # Without a zone it would be taken for the machine's own.
+        return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
     except (TypeError, ValueError, OverflowError, IndexError):
         return None
 

@@ -182,8 +182,8 @@ def decide_result(answer: Answer | NoAnswer, job_id: str, now: float) -> ReadOut
     if outcome.http_status == 409 or outcome.action == "missing":
         return replace(outcome, action="later")
     state = _state(body)
-    if outcome.http_status == 200 and state and state.job_id in (None, job_id):
-        result = answers.result_json(body)
+    if body is not None and outcome.http_status == 200 and state and state.job_id in (None, job_id):
+        result = _result(body)
         return replace(outcome, action="result" if result else "later", result=result)
     return outcome
 
@@ -232,6 +232,13 @@ def _parsed(answer: Answer) -> object:
         return None
     try:
         return answers.parse_json(answer.body)
+    except answers.NotJson:
+        return None
+
+
+def _result(body: object) -> str | None:
+    try:
+        return answers.result_json(body)
     except answers.NotJson:
         return None
 
