@@ -54,7 +54,6 @@ class Settings:
     submit_concurrency: int = 16
     linger: float = 0.0
     claim_timeout: int = 600
-    claim_timeout_is_set: bool = False
     max_attempts: int = 8
     max_generations: int = 1
     in_flight_deadline: int = 86400
@@ -93,7 +92,6 @@ class Settings:
             submit_concurrency=read.whole("SUBMIT_CONCURRENCY", 16, 1, 200),
             linger=read.number("LINGER_SECONDS", 0.0, 0.0, 900.0),
             claim_timeout=read.whole("CLAIM_TIMEOUT_SECONDS", 600, 1, 86400),
-            claim_timeout_is_set=read.text("CLAIM_TIMEOUT_SECONDS") is not None,
             max_attempts=read.whole("MAX_ATTEMPTS", 8, 1, 1000),
             max_generations=read.whole("MAX_GENERATIONS", 1, 1, 100),
             in_flight_deadline=read.whole("IN_FLIGHT_DEADLINE_SECONDS", 86400, 1, 10**8),
