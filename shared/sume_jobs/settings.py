@@ -132,7 +132,7 @@ def parse_secrets(value: str) -> tuple[str, ...]:
     """
     try:
         parsed = json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         parsed = None
     if isinstance(parsed, dict):
         parsed = list(parsed.values())
