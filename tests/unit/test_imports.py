@@ -1,0 +1,197 @@
+"""The direction of imports, and what is loaded and opened when a handler is imported."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LAYER = ROOT / "shared" / "sume_jobs"
+HANDLERS = sorted(path.parent.name for path in (ROOT / "functions").glob("*/app.py"))
+MODULES = sorted(LAYER.rglob("*.py")) + sorted((ROOT / "functions").rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    """sume_jobs.store.pace, functions.submit.app, …"""
+    base = ROOT if path.is_relative_to(ROOT / "functions") else ROOT / "shared"
+    return ".".join(path.relative_to(base).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Every module that the file imports anywhere, late and for type checking too."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            module = node.module or ""
+            yield module
+            yield from (
+                f"{module}.{alias.name}"
+                for alias in node.names
+                if (LAYER.parent / Path(*module.split(".")) / f"{alias.name}.py").exists()
+                or (LAYER.parent / Path(*module.split(".")) / alias.name).is_dir()
+            )
+
+
+def is_in(module: str, *packages: str) -> bool:
+    return any(module == package or module.startswith(package + ".") for package in packages)
+
+
+# What the modules of a package never import, directly. Packages of the layer are named without
+# their prefix.
+FORBIDDEN: dict[str, tuple[str, ...]] = {
+    "sume_jobs.decisions": (),  # only the standard library, see below
+    "sume_jobs.store": ("flows", "sume_client", "functions", "requests", "urllib3", "boto3"),
+    "sume_jobs.sume_client": ("flows", "store", "connection", "runtime", "psycopg", "boto3"),
+    "sume_jobs.flows": ("functions", "requests", "urllib3"),
+    "sume_jobs.connection": ("flows", "store", "sume_client", "functions", "requests"),
+    "sume_jobs.runtime": ("flows", "store", "sume_client", "functions", "requests"),
+    "sume_jobs.settings": ("flows", "store", "sume_client", "connection", "secrets", "telemetry"),
+    "sume_jobs.secrets": ("flows", "store", "sume_client", "connection"),
+    "sume_jobs.telemetry": ("flows", "store", "sume_client", "connection", "settings"),
+    "functions": ("sume_client", "connection", "requests", "urllib3", "psycopg", "boto3"),
+}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_imports_run_one_way(path: Path) -> None:
+    name = name_of(path)
+    imported = set(imports_of(path))
+    for package, forbidden in FORBIDDEN.items():
+        if is_in(name, package):
+            wrong = {
+                module
+                for module in imported
+                for other in forbidden
+                if is_in(module, other, f"sume_jobs.{other}")
+            }
+            assert not wrong, f"{name} imports {wrong}"
+    assert not {module for module in imported if is_in(module, "local", "tests")}
+
+
+@pytest.mark.parametrize("path", sorted((LAYER / "decisions").glob("*.py")), ids=name_of)
+def test_decisions_import_only_the_standard_library(path: Path) -> None:
+    for module in imports_of(path):
+        top = module.split(".")[0]
+        assert top in sys.stdlib_module_names or is_in(module, "sume_jobs.decisions"), module
+
+
+@pytest.mark.parametrize("path", sorted((LAYER / "decisions").glob("*.py")), ids=name_of)
+def test_decisions_have_no_clock_no_chance_and_no_files(path: Path) -> None:
+    """Time and chance are passed in, so that every decision can be tested."""
+    impure = ("time", "random", "os", "socket", "pathlib", "io", "subprocess", "threading")
+    assert not [module for module in imports_of(path) if module.split(".")[0] in impure]
+
+
+def test_sql_is_only_in_the_store() -> None:
+    for path in MODULES:
+        if is_in(name_of(path), "sume_jobs.store"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                text = node.value.split()
+                assert text[:1] not in (["select"], ["insert"], ["update"], ["delete"], ["with"]), (
+                    f"{name_of(path)} holds SQL: {node.value[:60]}"
+                )
+
+
+def test_one_place_writes_the_status_of_a_job() -> None:
+    """R1: `update gen_job … set status` stands once in the whole layer."""
+    found = []
+    for path in (LAYER / "store").rglob("*.py"):
+        text = " ".join(path.read_text(encoding="utf-8").split())
+        found += [
+            name_of(path)
+            for part in text.split("update gen_job")[1:]
+            if part.split(" set ", 1)[1].lstrip().startswith("status ")
+            or ", status =" in part.split(" where ", 1)[0]
+        ]
+    assert found == ["sume_jobs.store.gen_jobs"]
+
+
+# ------------------------------------------------------------------------- at import
+
+# Of botocore Powertools loads the bare package, which costs nothing; its session is the weight.
+HEAVY = (
+    "requests",
+    "urllib3",
+    "psycopg",
+    "boto3",
+    "botocore.session",
+    "botocore.client",
+    "pydantic",
+)
+
+PROBE = """
+import json, os, sys, threading
+opened = []
+def note(event, arguments):
+    if event.startswith(("socket.", "subprocess.", "os.system", "os.exec", "os.fork")):
+        opened.append(event)
+    elif event == "open" and isinstance(arguments[0], str):
+        mode = arguments[1] or ""
+        if any(letter in mode for letter in "wax+"):
+            opened.append(f"open {arguments[0]}")
+sys.addaudithook(note)
+import importlib
+module = importlib.import_module(sys.argv[1])
+print(json.dumps({
+    "heavy": sorted(set(%r) & set(sys.modules)),
+    # urllib3 asks at import whether there is IPv6, by binding a socket that it closes at once.
+    "opened": sorted(set(opened) - {"socket.gethostname", "socket.__new__", "socket.bind"}),
+    "threads": threading.active_count(),
+    "sockets": [fd for fd in os.listdir("/proc/self/fd") if os.path.exists("/proc/self/fd/" + fd)
+                and os.readlink("/proc/self/fd/" + fd).startswith("socket:")],
+}))
+""" % (HEAVY,)  # fmt: skip
+
+
+def imported_alone(module: str) -> dict[str, Any]:
+    """Import a module in a fresh interpreter with an empty environment; tell what that did."""
+    run = subprocess.run(
+        [sys.executable, "-B", "-c", PROBE, module],
+        env={"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "shared")])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    found: dict[str, Any] = json.loads(run.stdout)
+    return found
+
+
+# Cold start is a feature: these are the libraries that a handler loads before its first call.
+LOADED = {
+    "webhook": set(),
+    "migrate": set(),
+    "submit": {"psycopg", "requests", "urllib3"},
+    "poll": {"psycopg", "requests", "urllib3"},
+    "reap": set(),
+}
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks into /proc (Linux)")
+@pytest.mark.parametrize("handler", HANDLERS)
+def test_what_a_handler_loads_and_opens_at_import(handler: str) -> None:
+    found = imported_alone(f"functions.{handler}.app")
+    assert found["opened"] == []
+    assert found["sockets"] == []
+    assert found["threads"] == 1
+    heavy = set(found["heavy"])
+    assert not heavy & {"boto3", "botocore.session", "botocore.client", "pydantic"}
+    if handler in LOADED:
+        assert heavy == LOADED[handler]
+
+
+def test_every_handler_is_looked_at() -> None:
+    assert set(LOADED) <= set(HANDLERS)
