@@ -161,7 +161,7 @@ def test_the_last_of_two_equal_keys_counts() -> None:
     ("body", "job_id", "status"),
     [
         ({"data": {"job": {"id": "j", "status": "queued"}}}, "j", "queued"),
-        ({"data": {"job_id": "j", "status": "FAILED", "sume_status": "completed"}}, "j", "completed"),
+        ({"data": {"job_id": "j", "status": "FAILED", "sume_status": "queued"}}, "j", "queued"),
         ({"data": {"request_id": "j", "status": "CANCELED"}}, "j", "canceled"),
         ({"data": {"id": "j", "status": "running"}}, "j", "processing"),
         ({"job": {"id": "j", "status": "succeeded"}}, "j", "completed"),

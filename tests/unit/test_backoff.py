@@ -82,7 +82,7 @@ LATER = "Wed, 21 Oct 2015 07:29:30 GMT"
         ("+5", None, 0.0, None),
         ("1.5", None, 0.0, None),
         ("1e3", None, 0.0, None),
-        ("٣٠", None, 0.0, None),
+        ("\u0663\u0660", None, 0.0, None),
         ("", None, 0.0, None),
         ("soon", None, 0.0, None),
         ("30, 60", None, 0.0, None),

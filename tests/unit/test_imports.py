@@ -145,20 +145,20 @@ sys.addaudithook(note)
 import importlib
 module = importlib.import_module(sys.argv[1])
 print(json.dumps({
-    "heavy": sorted(set(%r) & set(sys.modules)),
+    "heavy": sorted(set(sys.argv[2].split(',')) & set(sys.modules)),
     # urllib3 asks at import whether there is IPv6, by binding a socket that it closes at once.
     "opened": sorted(set(opened) - {"socket.gethostname", "socket.__new__", "socket.bind"}),
     "threads": threading.active_count(),
     "sockets": [fd for fd in os.listdir("/proc/self/fd") if os.path.exists("/proc/self/fd/" + fd)
                 and os.readlink("/proc/self/fd/" + fd).startswith("socket:")],
 }))
-""" % (HEAVY,)  # fmt: skip
+"""
 
 
 def imported_alone(module: str) -> dict[str, Any]:
     """Import a module in a fresh interpreter with an empty environment; tell what that did."""
     run = subprocess.run(
-        [sys.executable, "-B", "-c", PROBE, module],
+        [sys.executable, "-B", "-c", PROBE, module, ",".join(HEAVY)],
         env={"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "shared")])},
         capture_output=True,
         text=True,

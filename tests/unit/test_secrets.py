@@ -99,11 +99,10 @@ def test_signing_secrets_of_both_sources(provider: Provider) -> None:
 def test_anybody_can_force_a_read_of_the_signing_secrets_only_now_and_then(
     provider: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = 1000.0
-    monkeypatch.setattr(module.time, "monotonic", lambda: now)
     provider.value = "one"
     secrets = Secrets(Settings(webhook_secrets_arn=ARN))
-    for now in (1000.0, 1001.0, 1004.9, 1005.0):
+    for instant in (1000.0, 1001.0, 1004.9, 1005.0):
+        monkeypatch.setattr(module.time, "monotonic", lambda now=instant: now)
         secrets.webhook_secrets(refresh=True)
     assert provider.calls == [True, False, False, True]
 
@@ -125,7 +124,8 @@ def test_a_database_secret_of_another_form_is_not_shown(content: str, provider: 
 
 def test_the_aws_sdk_is_loaded_with_the_first_secret_only(root: Path) -> None:
     program = (
-        "import sys; from sume_jobs.secrets import Secrets; from sume_jobs.settings import Settings;"
+        "import sys; from sume_jobs.secrets import Secrets;"
+        "from sume_jobs.settings import Settings;"
         "Secrets(Settings(sume_api_key='key')).api_key();"
         "print([name for name in ('boto3', 'botocore') if name in sys.modules])"
     )
