@@ -8,11 +8,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from sume_jobs import telemetry
+from sume_jobs import targets, telemetry
 from sume_jobs.decisions import backoff, outcomes
 from sume_jobs.decisions.pacing import pace
 from sume_jobs.decisions.status import TERMINAL
-from sume_jobs.flows import gates
+from sume_jobs.flows import dispatch, gates
 from sume_jobs.flows.paced_run import Done, PacedRun, Signals
 from sume_jobs.flows.submit import client_of, key_was_rotated
 from sume_jobs.settings import RECORD_SECONDS
@@ -71,6 +71,9 @@ def run(runtime: Runtime, left: TimeLeft) -> dict[str, int]:
             telemetry.event("poll_ran", **counts, stopped=int(paced.stopped))
     finally:
         client.close()
+    if counts["changed"] and targets.names(settings):
+        # What ended just now need not wait for the next tick of dispatch.
+        dispatch.run(runtime, left, linger=False)
     return {name: counts[name] for name in ("polled", "changed", "results")}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sume_jobs import telemetry
+from sume_jobs import targets, telemetry
 from sume_jobs.decisions.answers import error_is_retryable
 from sume_jobs.store import gen_jobs, levels, render_jobs, retention, webhook_events
 
@@ -73,6 +73,9 @@ def _tell_levels(runtime: Runtime) -> None:
     telemetry.gauge("InFlight", now.in_flight)
     telemetry.seconds("OldestInFlightSeconds", now.oldest_in_flight_seconds)
     telemetry.gauge("NeedsAttention", now.needs_attention)
+    if targets.names(runtime.settings):
+        # Without a target they wait for ever, which is no lag.
+        telemetry.seconds("OldestFollowUpSeconds", now.oldest_follow_up_seconds)
 
 
 def _keep_house(runtime: Runtime, left: TimeLeft) -> None:

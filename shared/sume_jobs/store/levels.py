@@ -14,7 +14,8 @@ class Levels:
     """Depths and ages (seconds, 0 where nothing waits).
 
     `pending` counts rows that could be sent now; `needs_attention` counts rows and jobs that
-    came to need a person within the last day (of those made within the last week).
+    came to need a person within the last day (of those made within the last week). The age of the
+    oldest follow-up counts from the end that it tells of to now.
     """
 
     pending: int
@@ -22,6 +23,7 @@ class Levels:
     in_flight: int
     oldest_in_flight_seconds: float
     needs_attention: int
+    oldest_follow_up_seconds: float
 
 
 # Each part repeats the predicate of the partial index that it is to be read from.
@@ -44,7 +46,12 @@ select (select sum(n) from pending)::bigint as pending,
        + (select count(*) from gen_job
            where (attention is not null or status in ('failed', 'canceled')) and status <> 'canceled'
              and created_at > now() - interval '7 days' and updated_at > now() - interval '1 day')
-         as needs_attention"""
+         as needs_attention,
+       -- Of a long backlog only the head is looked at: the first to be due are the oldest.
+       (select coalesce(extract(epoch from now() - min(created_at)), 0)::float8
+          from (select created_at from follow_up
+                 where dispatched_at is null and dead_reason is null
+                 order by run_after limit 1000) as head) as oldest_follow_up"""
 
 
 def read(database: Database) -> Levels:
@@ -56,4 +63,5 @@ def read(database: Database) -> Levels:
         in_flight=row["in_flight"],
         oldest_in_flight_seconds=row["oldest_in_flight"],
         needs_attention=row["needs_attention"],
+        oldest_follow_up_seconds=row["oldest_follow_up"],
     )

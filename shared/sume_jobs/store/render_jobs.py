@@ -20,6 +20,14 @@ if TYPE_CHECKING:
 
 REAP_BATCH: Final = 500
 
+# After a `lost` (id, key) of rows that this statement fails before they ever had a job: their
+# end is enqueued with it, once for each key, which stands in the place of a job id.
+_TELL_LOST: Final = """
+told as (
+  insert into follow_up (job_id, kind, render_job_id)
+  select key, 'submission.failed', id from lost order by id
+  on conflict (job_id, kind) do nothing)"""
+
 
 @dataclass(frozen=True, slots=True)
 class ClaimSettings:
@@ -120,6 +128,9 @@ claimed as (
    where r.id = any (array(select id from admitted)) and r.id = a.id
   returning r.id, a.fate, r.claim_token, r.idempotency_key, r.request_body,
             r.attempts, r.sends, r.unknown_since, r.reaps, r.priority, r.run_after),
+lost as (
+  select id, idempotency_key as key from claimed where fate not in ('submitting', 'canceled')),
+{_TELL_LOST},
 spending as (select count(*) as n from claimed where fate = 'submitting'),
 {pace.SPEND}
 select {pace.ADMISSION_COLUMNS}, claimed.id, claimed.fate, claimed.claim_token::text as token, claimed.idempotency_key as key, claimed.request_body as body,
@@ -220,7 +231,7 @@ class Recorded:
 
 # The row is locked by its key before any guard is tested. Success needs no token: the row, its
 # key and its empty job id are the guard. Everything else needs the token of its claim.
-RECORD: Final = """
+RECORD: Final = f"""
 with answer as materialized (
   select * from jsonb_to_recordset(%(answers)s::jsonb) as a (
     row_id bigint, token uuid, key text, action text, job_id text, delay float8,
@@ -301,7 +312,9 @@ refused as (
          updated_at = now()
     from decided d
    where r.id = any (array(select row_id from decided)) and r.id = d.row_id
-  returning r.id, r.status)
+  returning r.id, r.status, r.idempotency_key),
+lost as (select id, idempotency_key as key from refused where status = 'failed'),
+{_TELL_LOST}
 select a.row_id, a.job_id, j.verdict,
        case when s.id is not null then 'submitted'
             when j.verdict = 'already' then 'already'
@@ -345,7 +358,7 @@ def _as_json(answer: Accepted | Refused) -> dict[str, Any]:
     return {"action": "accepted", **asdict(answer)}
 
 
-REAP: Final = """
+REAP: Final = f"""
 with stale as materialized (
   select id, sume_job_id, idempotency_key, unknown_from,
          case when sume_job_id is not null then 'submitted'
@@ -378,7 +391,12 @@ moved as (
          updated_at = now()
     from stale s
    where r.id = any (array(select id from stale)) and r.id = s.id
-  returning s.fate)
+  returning r.id, r.generation, r.idempotency_key, s.fate),
+lost as (
+  select id, coalesce(idempotency_key, %(prefix)s || '-' || id
+         || case when generation > 1 then '-' || generation else '' end) as key
+    from moved where fate in ('expired', 'exhausted')),
+{_TELL_LOST}
 select fate, count(*) as n from moved group by fate"""
 
 

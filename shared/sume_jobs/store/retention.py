@@ -18,10 +18,10 @@ BATCH: Final = 1000
 # past old rows that have to stay, and the walk ends at the first batch with nothing old enough.
 PURGE: Final = """
 with head as materialized (
-  select id, status, sume_job_id, created_at, updated_at from render_jobs
+  select id, status, idempotency_key, created_at, updated_at from render_jobs
    where id > %(after)s order by id limit %(batch)s),
 aged as materialized (
-  select id, status from head
+  select id, idempotency_key from head
    where created_at < now() - make_interval(days => %(days)s, secs => %(key_life)s)
      and updated_at < now() - make_interval(days => %(days)s)
      and status in ('submitted', 'failed', 'canceled')),
@@ -29,23 +29,27 @@ aged as materialized (
 its_job as materialized (
   select job_id, render_job_id, status, updated_at from gen_job
    where render_job_id = any (array(select id from aged))),
+-- A row that failed without a job has its follow-up under its key.
 owed as materialized (
   select job_id from follow_up
-   where job_id = any (array(select job_id from its_job)) and dispatched_at is null and dead_reason is null),
+   where job_id = any (array(select job_id from its_job union all select idempotency_key from aged))
+     and dispatched_at is null and dead_reason is null),
 old as materialized (
   select id from aged a
-   where not exists (
+   where not exists (select from owed where owed.job_id = a.idempotency_key) and not exists (
      select from its_job j
       where j.render_job_id = a.id
         and (j.status in ('queued', 'processing')
              or j.updated_at >= now() - make_interval(days => %(days)s)
              or j.job_id in (select job_id from owed)))),
 locked as materialized (
-  select id from render_jobs where id = any (array(select id from old)) order by id for update skip locked),
+  select id, idempotency_key from render_jobs
+   where id = any (array(select id from old)) order by id for update skip locked),
 job as (
   delete from gen_job where render_job_id = any (array(select id from locked)) returning job_id),
 followed as (
-  delete from follow_up where job_id = any (array(select job_id from job))),
+  delete from follow_up
+   where job_id = any (array(select job_id from job union all select idempotency_key from locked))),
 gone as (
   delete from render_jobs where id = any (array(select id from locked)) returning id)
 select (select count(*) from gone) as gone, (select max(id) from head) as last,

@@ -1,0 +1,17 @@
+"""Hands follow-ups on to SQS and EventBridge: on a schedule, overlapping runs allowed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sume_jobs import runtime, telemetry
+from sume_jobs.flows import dispatch
+from sume_jobs.flows.time_left import TimeLeft
+
+
+def handler(event: Any, context: Any) -> dict[str, int]:
+    """Run once. Gives counts: dispatched, failed, backlog."""
+    try:
+        return dispatch.run(runtime.current(), TimeLeft(context))
+    finally:
+        telemetry.flush()
