@@ -238,25 +238,33 @@ with answer as materialized (
     give_back_attempt boolean, give_back_send boolean, unknown boolean,
     error_code text, error jsonb, request_id text)),
 locked as materialized (
-  select id, status, claim_token, claimed_at, sume_job_id, idempotency_key, attempts,
+  select id, status, claim_token, claimed_at, sume_job_id, idempotency_key, attempts, sends,
          unknown_since, cancel_requested_at
     from render_jobs where id = any (%(ids)s::bigint[]) order by id for update),
+-- A replay of the first send means that somebody else used the key, unless the next claim of this
+-- very row has sent it meanwhile: then the job is the row's own.
+meant as materialized (
+  select a.*, case when a.action = 'collision' and l.sends > 1 and l.idempotency_key = a.key
+                   then 'accepted' else a.action end as meaning
+    from answer a left join locked l on l.id = a.row_id),
 -- Looked up by key, never joined to the whole table, whatever the planner believes of it.
 known as materialized (
   select job_id, render_job_id, idempotency_key from gen_job where job_id = any (%(job_ids)s::text[])),
 success as materialized (
   select a.row_id, a.token, a.key, a.job_id, a.request_id, l.cancel_requested_at,
          case when l.id is null then 'row_is_gone'
-              when l.idempotency_key is distinct from a.key then 'other_generation'
+              when l.idempotency_key is distinct from a.key
+                then case when g.render_job_id = a.row_id and g.idempotency_key = a.key then 'already'
+                          else 'other_generation' end
               when l.sume_job_id = a.job_id then 'already'
               when l.sume_job_id is not null then 'second_job_for_row'
               when g.job_id is null then 'new'
               when g.render_job_id = a.row_id and g.idempotency_key = a.key then 'known'
               else 'job_of_another_row' end as finding
-    from answer a
+    from meant a
     left join locked l on l.id = a.row_id
     left join known g on g.job_id = a.job_id
-   where a.action = 'accepted'),
+   where a.meaning = 'accepted'),
 made as (
   insert into gen_job (job_id, idempotency_key, render_job_id, request_id, next_poll_at,
                        cancel_requested_at, cancel_due_at)
@@ -281,14 +289,14 @@ conflict as (
   insert into job_conflict (render_job_id, job_id, idempotency_key, reason)
   select row_id, job_id, key, verdict from judged where verdict not in ('known', 'already')
   union all
-  select row_id, job_id, key, 'idempotency_key_collision' from answer where action = 'collision'
+  select row_id, job_id, key, 'idempotency_key_collision' from meant where meaning = 'collision'
   on conflict do nothing),
 refusal as materialized (
   select a.*, l.attempts - a.give_back_attempt::int as attempts_left_at,
          coalesce(l.unknown_since, case when a.unknown then l.claimed_at end) as unknown_from,
          l.cancel_requested_at is not null as is_unwanted
     from (select row_id, token, action, delay, give_back_attempt, give_back_send, unknown,
-                 error_code, error, request_id from answer where action <> 'accepted'
+                 error_code, error, request_id from meant where meaning <> 'accepted'
           union all
           -- A job that belongs to another row cannot be this one's: no more sends with this key.
           select row_id, token, 'fail', 0, false, false, false, 'job_id_conflict', null, request_id
@@ -318,12 +326,12 @@ lost as (select id, idempotency_key as key from refused where status = 'failed')
 select a.row_id, a.job_id, j.verdict,
        case when s.id is not null then 'submitted'
             when j.verdict = 'already' then 'already'
-            when j.verdict is not null or a.action = 'collision' then 'conflict'
+            when j.verdict is not null or a.meaning = 'collision' then 'conflict'
             when f.status = 'pending' then 'requeued'
             when f.status is not null then f.status
             else 'lost' end as fate
-  from answer a
-  left join judged j on j.row_id = a.row_id and a.action = 'accepted'
+  from meant a
+  left join judged j on j.row_id = a.row_id and a.meaning = 'accepted'
   left join submitted s on s.id = a.row_id
   left join refused f on f.id = a.row_id"""
 
