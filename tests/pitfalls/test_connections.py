@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,9 @@ from tests.support.postgres import APP_ROLE, PASSWORD_GROUP, Database, Server, u
 from tests.support.proxies import BlackHole, PasswordRecorder, Proxy, ReplyCutter
 from tests.support.secrets_manager import SecretsManager
 from tests.support.waiting import wait_until
+
+# One for each run of the tests, which may share a server.
+WITH_PASSWORD = f"sume_with_password_{os.getpid()}"
 
 
 def address(database: Database) -> tuple[str, int]:
@@ -126,6 +130,16 @@ def test_p26_no_database_is_503_and_nothing_is_lost(
     assert bundle.W(event_body(job), secret="wrong").status == 401
     bundle.set(DATABASE_URL=database.url)
     assert bundle.W(event_body(job)).outcome == "applied"
+
+
+def test_p26_a_database_name_that_does_not_resolve(bundle: Bundle, database: Database) -> None:
+    bundle.set(DATABASE_URL="postgresql://nobody@database.invalid/none")
+    bundle.storage_down = True
+    answer = bundle.W(event_body("job_1"))
+    bundle.storage_down = False
+    assert answer.status == 503
+    assert "nobody" not in answer.body
+    bundle.set(DATABASE_URL=database.url)
 
 
 # ------------------------------------------------------------------------------------------- P28
@@ -409,7 +423,7 @@ def test_p64_the_role_s_timeouts_end_a_frozen_claim(database: Database) -> None:
 @pytest.fixture
 def password_role(database: Database) -> Iterator[Callable[[str], None]]:
     """Call it to set the password of a login that must give one and owns what the app role owns."""
-    name = "sume_with_password"
+    name = WITH_PASSWORD
     with database.server.connect() as admin:
         admin.execute(sql.SQL("drop role if exists {}").format(sql.Identifier(name)))
         admin.execute(
@@ -448,7 +462,7 @@ def secret_text(database: Database, password: str) -> str:
             "host": host,
             "port": port,
             "dbname": database.name,
-            "username": "sume_with_password",
+            "username": WITH_PASSWORD,
             "password": password,
         }
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import psycopg
 import pytest
@@ -50,6 +51,31 @@ def test_p57_overlapping_schedules(
         assert not twice, f"overlapping polls never read one job twice: {twice}"
     assert {job["status"] for job in database.jobs()} == {"completed"}
     assert "deadlock" not in bundle.output()
+
+
+def test_p57_migrations_that_overlap(
+    make_database: Callable[..., Database], make_bundle: Callable[..., Bundle]
+) -> None:
+    """The sibling: several deployments migrate one empty database at once, and again later."""
+    database = make_database(migrated=False)
+    bundle = make_bundle(database, None)
+    containers = [bundle.another() for _ in range(4)]
+    for _ in range(2):
+        calls = [container.start("migrate", {}) for container in containers]
+        for call in calls:
+            call.result()
+    assert {"render_jobs", "gen_job", "follow_up"} <= set(database.tables())
+    assert database.insert() == 1
+
+
+def test_p57_migrating_under_load(bundle: Bundle, database: Database, fake: FakeSume) -> None:
+    database.insert_many(60)
+    calls = [bundle.start("submit", container=bundle.another()) for _ in range(2)]
+    calls += [bundle.another().start("migrate", {}) for _ in range(2)]
+    for call in calls:
+        call.result()
+    assert database.statuses() == {"submitted": 60}
+    assert len(fake.posts()) == 60
 
 
 # ------------------------------------------------------------------------------------------- P59
@@ -475,7 +501,11 @@ def test_p79_old_rows_are_purged_and_only_those(
     fake.set_status(waiting, "failed", {"code": "c"})
     bundle.poll_now()
     if dispatched:
-        database.execute(f"update follow_up set {dispatched[0]} = now() where job_id = %s", done)
+        # Of the job that is done, and of the row that failed without ever having one.
+        database.execute(
+            f"update follow_up set {dispatched[0]} = now() where job_id = any(%s)",
+            [done, database.row(failed)["idempotency_key"]],
+        )
     database.age("20 days")
     bundle.R()
     assert len(database.rows()) == 4, "younger than the retention"

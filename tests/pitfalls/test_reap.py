@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import signal
 import threading
 from collections import defaultdict
 
@@ -12,7 +13,7 @@ import psycopg
 import pytest
 
 from local.fake_sume import Behaviour, FakeSume
-from tests.support.bundle import Bundle, key_of
+from tests.support.bundle import Bundle, event_body, key_of
 from tests.support.container import ContainerDied
 from tests.support.postgres import Database
 from tests.support.waiting import wait_until
@@ -149,6 +150,60 @@ def test_p02_late_success_for_a_row_that_was_given_up(
     assert after["status"] == "submitted"
     assert after["sume_job_id"] == fake.job_for(key_of(row)).id
     assert len(fake.posts()) == 1
+
+
+@pytest.mark.parametrize("how", ["status = 'canceled'", "cancel_requested_at = now()"])
+def test_p02_late_success_for_a_row_that_was_canceled(
+    bundle: Bundle, database: Database, fake: FakeSume, how: str
+) -> None:
+    """The sibling: between the reap and the late success the row was canceled."""
+    row = database.insert()
+    release = threading.Event()
+    fake.on_submit(Behaviour(hold=release))
+    worker = bundle.start("submit", container=bundle.another())
+    wait_until(fake.posts, "the POST arrives")
+    database.age("11 minutes")
+    bundle.R()
+    with database.session(autocommit=True) as app:
+        app.execute(f"update render_jobs set {how} where id = %s", (row,))
+    release.set()
+    worker.result()
+    after = database.row(row)
+    job = fake.job_for(key_of(row)).id
+    assert (after["status"], after["sume_job_id"]) == ("submitted", job)
+    assert database.job(job)["status"] in ("queued", "canceled")
+    for _ in range(3):
+        bundle.submit_later()
+        bundle.poll_now()
+    assert database.job(job)["status"] == fake.jobs[job].status, "only what Sume reports"
+    if "cancel_requested_at" in how:
+        assert database.job(job)["status"] == "canceled", "the wish was handed on"
+    assert fake.billed == 1
+
+
+def test_p02_frozen_with_the_request_under_way(
+    bundle: Bundle, database: Database, fake: FakeSume
+) -> None:
+    """The sibling: the worker is frozen, and wakes up when its successor is long done."""
+    row = database.insert()
+    release = threading.Event()
+    fake.on_submit(Behaviour(hold=release))
+    frozen = bundle.another()
+    slow = bundle.start("submit", container=frozen)
+    wait_until(fake.posts, "the POST arrives")
+    frozen.signal(signal.SIGSTOP)
+    database.age("11 minutes")
+    bundle.R()
+    database.age("1 minute")
+    bundle.D()
+    job = fake.job_for(key_of(row)).id
+    assert bundle.W(event_body(job)).outcome == "applied"
+    release.set()
+    frozen.signal(signal.SIGCONT)
+    slow.result()
+    assert database.row(row)["sume_job_id"] == job
+    assert database.job(job)["status"] == "completed"
+    assert not [s for s in database.sessions() if "transaction" in (s["state"] or "")]
 
 
 # ------------------------------------------------------------------------------------------- P04
@@ -384,6 +439,13 @@ STUCK = {
         " values ('x', 'submitting', now() - interval '20 minutes', 'job_stuck')"
     ),
     "submitted without a job": "insert into render_jobs (prompt, status) values ('x', 'submitted')",
+    # Siblings: a job id where none belongs.
+    "pending with a job": (
+        "insert into render_jobs (prompt, status, sume_job_id) values ('x', 'pending', 'job_stuck')"
+    ),
+    "failed with a job": (
+        "insert into render_jobs (prompt, status, sume_job_id) values ('x', 'failed', 'job_stuck')"
+    ),
 }
 
 
@@ -402,12 +464,13 @@ def test_p17_no_stuck_row_is_invisible(
         assert after["status"] == "submitted"
     elif kind == "submitted without a job":
         assert after["status"] == "pending" or database.state(row["id"]) == "needs_attention"
-    else:
+    elif not kind.endswith("with a job"):
         assert after["status"] in ("pending", "failed")
     bundle.submit_later()
     assert all(post.key == key_of(row["id"]) for post in fake.posts())
-    if kind == "submitting with a job":
-        assert not fake.posts()
+    if kind.endswith("with a job"):
+        assert not fake.posts(), "it has its job: nothing is to be sent"
+        assert database.row(row["id"])["sume_job_id"] == "job_stuck"
 
 
 def stuck_by_update(kind: str) -> str:
@@ -418,6 +481,8 @@ def stuck_by_update(kind: str) -> str:
             "sume_job_id = 'job_stuck', claimed_at = now() - interval '20 minutes'"
         ),
         "submitted without a job": "status = 'submitted'",
+        "pending with a job": "status = 'pending', sume_job_id = 'job_stuck', claim_token = null",
+        "failed with a job": "status = 'failed', sume_job_id = 'job_stuck', claim_token = null",
     }[kind]
 
 
@@ -443,13 +508,14 @@ def test_p17_no_claimed_row_can_become_invisible(
         assert after["sume_job_id"] == "job_stuck"
     elif kind == "submitted without a job":
         assert after["status"] == "pending" or database.state(row) == "needs_attention"
-    else:
+    elif not kind.endswith("with a job"):
         assert after["status"] == "pending"
     posts = len(fake.posts())
     bundle.submit_later()
     assert {post.key for post in fake.posts()} == {key_of(row)}
-    if kind == "submitting with a job":
+    if kind.endswith("with a job"):
         assert len(fake.posts()) == posts
+        assert database.row(row)["sume_job_id"] == "job_stuck"
 
 
 def test_p17_a_live_claim_is_left_alone(bundle: Bundle, database: Database, fake: FakeSume) -> None:
@@ -500,6 +566,24 @@ def test_p42_all_faulty_settings_are_named_at_once(bundle: Bundle, database: Dat
     for name in ("SUBMIT_CONCURRENCY", "MAX_ATTEMPTS", "SUME_WRITES_PER_MINUTE"):
         assert name in shown
     bundle.set(SUBMIT_CONCURRENCY=None, MAX_ATTEMPTS=None, SUME_WRITES_PER_MINUTE=None)
+
+
+@pytest.mark.parametrize("prefix", ["a\nb", " x", "ключ", "k" * 250, ""])
+def test_p42_a_key_prefix_that_cannot_be_sent_is_refused(
+    bundle: Bundle, database: Database, fake: FakeSume, prefix: str
+) -> None:
+    """The sibling: settings that could only fail row by row (P48)."""
+    row = database.insert()
+    bundle.set(IDEMPOTENCY_PREFIX=prefix)
+    reply = bundle.start("submit").wait()
+    if "error" in reply:
+        assert "IDEMPOTENCY_PREFIX" in reply["error"] + bundle.output()
+        assert not fake.posts()
+        assert database.row(row)["attempts"] == 0
+    else:  # blank means the default, and a space may be stripped
+        assert database.row(row)["status"] == "submitted"
+        assert not prefix.strip() or fake.posts()[0].key == key_of(row, prefix.strip())
+    bundle.set(IDEMPOTENCY_PREFIX=None)
 
 
 # ------------------------------------------------------------------------------------------- P49
@@ -752,3 +836,55 @@ def test_p51_regeneration_is_deliberate_and_has_its_own_key(
     for known in database.jobs():
         by_key[known["idempotency_key"]] += 1
     assert all(count == 1 for count in by_key.values())
+
+
+def test_p51_an_operator_s_next_generation_has_a_new_key(
+    bundle: Bundle, database: Database, fake: FakeSume
+) -> None:
+    """Case (c): a deliberate act, here in SQL, for a row whose job has failed."""
+    row, job = bundle.job()
+    bundle.environment["MAX_GENERATIONS"] = "2"  # for the invariants: another generation is meant
+    with database.session(autocommit=True) as app, pytest.raises(psycopg.Error):
+        # Not while the first is under way: that would bill twice for one wish.
+        app.execute("update render_jobs set generation = generation + 1 where id = %s", (row,))
+    fake.set_status(job, "failed", {"code": "content_policy_rejected", "retryable": False})
+    bundle.poll_now()
+    bundle.submit_later()
+    assert fake.billed == 1, "not by itself"
+    with database.session(autocommit=True) as app:
+        app.execute("update render_jobs set generation = generation + 1 where id = %s", (row,))
+    bundle.submit_later()
+    assert [post.key for post in fake.posts()] == [key_of(row), key_of(row) + "-2"]
+    second = fake.job_for(key_of(row) + "-2").id
+    assert database.row(row)["sume_job_id"] == second
+    assert database.job(job)["status"] == "failed"
+    fake.set_status(second, "completed")
+    bundle.poll_now()
+    assert database.state(row) == "done"
+
+
+def test_p51_a_key_of_the_app_s_own(bundle: Bundle, database: Database, fake: FakeSume) -> None:
+    """The sibling: a key given at the insert is the row's, and belongs to one row only."""
+    row = database.insert("mine", idempotency_key="order-77")
+    with pytest.raises(psycopg.errors.IntegrityError):
+        database.insert("another wish", idempotency_key="order-77")
+    bundle.D()
+    assert [post.key for post in fake.posts()] == ["order-77"]
+    assert database.row(row)["sume_job_id"] == fake.job_for("order-77").id
+
+
+def test_p51_a_made_key_that_an_app_took_before(
+    bundle: Bundle, database: Database, fake: FakeSume
+) -> None:
+    """The sibling: an app's own key looks like the one that another row would be given."""
+    first = database.insert("mine", idempotency_key=key_of(2))
+    second = database.insert("another wish")
+    third = database.insert("a third")
+    assert second == 2
+    for _ in range(2):
+        bundle.submit_later()
+    assert database.row(first)["sume_job_id"] == fake.job_for(key_of(2)).id
+    assert database.row(third)["status"] == "submitted", "the others do not wait for the clash"
+    after = database.row(second)
+    assert after["sume_job_id"] != database.row(first)["sume_job_id"]
+    assert after["status"] in ("submitted", "failed")

@@ -139,6 +139,48 @@ def test_p11_text_postgres_refuses_in_an_accepted_answer(
     assert database.row(row)["status"] in ("pending", "submitted")
 
 
+ODD_ERRORS = [
+    b"",
+    b"null",
+    b"[]",
+    b"7",
+    b'"no"',
+    b"{}",
+    b'{"error":null}',
+    b'{"error":"text"}',
+    b'{"error":[]}',
+    b'{"error":["a"]}',
+    b'{"error":{"code":7}}',
+    b'{"error":{"code":["a"]}}',
+    b'{"error":{"code":{"a":1}}}',
+    b'{"error":{"code":""}}',
+    b'{"error":{"code":"' + b"c" * 5000 + b'"}}',
+    b'{"error":{"code":"c","request_id":7},"request_id":["r"]}',
+    b'{"request_id":"req_\\u0000","error":{"code":"c"}}',
+    b'{"request_id":"' + b"r" * 9000 + b'"}',
+    b'{"message":"m","detail":["d"]}',
+    b"\xff\xfe",
+    b"<html>bad</html>",
+]
+
+
+@pytest.mark.parametrize("status", [400, 422])
+def test_p11_error_bodies_of_any_shape_fail_their_row_and_no_other(
+    bundle: Bundle, database: Database, fake: FakeSume, status: int
+) -> None:
+    rows = database.insert_many(len(ODD_ERRORS))
+    good = database.insert("good")
+    for row, body in zip(rows, ODD_ERRORS, strict=True):
+        odd = Behaviour(
+            status=status, body=body, accept=False, headers={"x-sume-request-id": "r\u00e9q_1"}
+        )
+        fake.on_submit(odd, key=key_of(row))
+    bundle.D()
+    assert database.row(good)["status"] == "submitted"
+    for row, body in zip(rows, ODD_ERRORS, strict=True):
+        assert database.row(row)["status"] == "failed", body
+
+
 # ------------------------------------------------------------------------------------------- P13
 
 
@@ -228,6 +270,25 @@ def test_p13_webhook_url_decides_the_mode(
 def test_p13_params_cannot_override_what_the_row_says(database: Database, name: str) -> None:
     with pytest.raises(psycopg.errors.CheckViolation):
         database.insert(params={name: "x"})
+
+
+def test_p13_numbers_in_params_keep_their_digits(
+    bundle: Bundle, database: Database, fake: FakeSume
+) -> None:
+    """Also P71: a seed beyond 2^53 and a long decimal reach Sume as they were inserted."""
+    digits = ["9007199254740993", "1285704473650888702", "0.1000000000000000055511151231257827"]
+    with database.session(autocommit=True) as app:
+        app.execute(
+            "insert into render_jobs (prompt, params) values ('x', %s::jsonb)",
+            (f'{{"a": {digits[0]}, "seed": {digits[1]}, "scale": {digits[2]}}}',),
+        )
+    fake.on_submit(Behaviour(drop="after"))
+    bundle.D()
+    bundle.submit_later()
+    first, second = fake.posts()
+    assert first.body == second.body
+    for text in digits:
+        assert text.encode() in first.body
 
 
 # ------------------------------------------------------------------------------------------- P14

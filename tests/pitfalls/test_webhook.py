@@ -23,6 +23,7 @@ from tests.support.bundle import (
 from tests.support.container import ContainerDied
 from tests.support.postgres import Database
 from tests.support.secrets_manager import SecretsManager
+from tests.support.waiting import wait_until
 
 NOWHERE = "postgresql://nobody@127.0.0.1:9/none"
 
@@ -137,6 +138,26 @@ def test_p01_both_at_once_the_event_commits_last(
     assert database.row(row)["sume_job_id"] == job
     answer = started[0].result()
     assert (answer.status, answer.outcome) == (200, "applied")
+    assert database.job(job)["status"] == "completed"
+    assert len(database.follow_ups(job)) == 1
+
+
+def test_p01_held_and_then_nobody_looked_again(
+    bundle: Bundle, database: Database, fake: FakeSume
+) -> None:
+    """The sibling: the worker dies between its record and its second look; one poll repairs it."""
+    row = database.insert()
+    database.sleep_at_commit("gen_job", "insert", 1.0)
+    container = bundle.another()
+    running = bundle.start("submit", container=container)
+    database.wait_for_sleeper()
+    job = fake.job_for(key_of(row)).id
+    assert bundle.W(fake.webhook_body(job, "completed")).outcome == "held"
+    container.kill()
+    assert running.wait().get("died")
+    wait_until(lambda: database.jobs(), "the statement of the dead worker commits")
+    assert database.job(job)["status"] == "queued"
+    bundle.P()
     assert database.job(job)["status"] == "completed"
     assert len(database.follow_ups(job)) == 1
 
@@ -259,6 +280,18 @@ def test_p29_no_headers_at_all(bundle: Bundle, headers: Any, shape: str) -> None
     event["headers"] = headers
     event.pop("multiValueHeaders", None)
     assert bundle.send(event).status == 401
+
+
+def test_p29_gateways_that_send_headers_in_one_place_only(
+    bundle: Bundle, database: Database, fake: FakeSume
+) -> None:
+    (_, one), (_, two) = bundle.accepted(2)
+    for name, job in (("headers", one), ("multiValueHeaders", two)):
+        event = webhook_event(fake.webhook_body(job, "completed"), shape="1.0")
+        event[name] = None
+        answer = bundle.send(event)
+        assert answer.status in (200, 401)
+        assert (database.job(job)["status"] == "completed") == (answer.status == 200)
 
 
 # ------------------------------------------------------------------------------------------- P30
