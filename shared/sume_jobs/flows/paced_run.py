@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 LOOK_AGAIN: Final = 0.1
 # What a run keeps to itself at the very end, in seconds.
 LAST_WORDS: Final = 1.0
+# About what one statement takes, in seconds: for that long threads can go on by themselves.
+STATEMENT_SECONDS: Final = 0.01
+# A freed thread waits for others that are just being freed for this part of a call at most.
+WAVE_SHARE: Final = 0.02
 
 Item = TypeVar("Item")
 
@@ -75,6 +79,20 @@ class Work(Protocol[Item]):
         """Do what is left to do after a commit; `force` at the end of the run."""
 
 
+@dataclass(slots=True, eq=False)
+class _Claimed(Generic[Item]):
+    """A claimed item on its way; `sent_at` is None until a thread takes it up.
+
+    It goes out only in its own `epoch`: what closes the gate or narrows the run begins another.
+    """
+
+    item: Item
+    claimed_at: float
+    probe: bool
+    epoch: int
+    sent_at: float | None = None
+
+
 @dataclass(slots=True)
 class PacedRun(Generic[Item]):
     """One run over `work`, at most `concurrency` calls at a time.
@@ -90,8 +108,9 @@ class PacedRun(Generic[Item]):
     call_seconds: float
     linger: float
     stopped: bool = False
-    _ready: deque[tuple[Item, float, bool]] = field(default_factory=deque)
-    _in_flight: int = 0
+    _ready: deque[_Claimed[Item]] = field(default_factory=deque)
+    # Handed to the threads and not yet come back.
+    _in_flight: set[_Claimed[Item]] = field(default_factory=set)
     _alone: bool = False
     _confirmed: bool = False
     _one_at_a_time: bool = False
@@ -102,8 +121,11 @@ class PacedRun(Generic[Item]):
     _latency: float | None = None
     _failure: Exception | None = None
     _unrecorded: list[Done[Item]] = field(default_factory=list)
-    _started: dict[int, tuple[Item, float, bool]] = field(default_factory=dict)
-    _finished: queue.SimpleQueue[tuple[int, Answer | NoAnswer]] = field(
+    _epoch: int = 0
+    # Answers that are no success and not recorded yet: nothing goes out before that.
+    _troubles: set[int] = field(default_factory=set)
+    # With None for an item that came back unsent.
+    _finished: queue.SimpleQueue[tuple[_Claimed[Item], Answer | NoAnswer | None]] = field(
         default_factory=queue.SimpleQueue
     )
 
@@ -127,7 +149,11 @@ class PacedRun(Generic[Item]):
                         break
                     if self._nothing_due and time.monotonic() >= self._linger_until:
                         break
-                self._record(self._wait())
+                done = self._wait()
+                if self._spare:
+                    self._send_ready(pool)
+                self._record(done)
+                self._record_rest_of_wave()
                 if self.left.seconds() <= LAST_WORDS:
                     break
             self._give_up()
@@ -152,19 +178,26 @@ class PacedRun(Generic[Item]):
         """How many claimed rows may wait for a free thread without outliving their tokens."""
         if self._latency is None or self._width == 1:
             return 0
-        return int(self._width * min(0.5, TOKEN_LIFE / 2 / max(self._latency, 1e-3)))
+        return int(self._width * min(2.0, TOKEN_LIFE / 2 / max(self._latency, 1e-3)))
+
+    @property
+    def _spare(self) -> int:
+        """How many calls may wait inside the pool, so that short calls never wait for Postgres."""
+        if self._latency is None or self._width == 1:
+            return 0
+        return int(self._width * min(1.0, STATEMENT_SECONDS / max(self._latency, 1e-3)))
 
     def _claim(self) -> None:
-        if self._ended or self._alone or self._unrecorded:
+        if self._ended or self._alone or self._unrecorded or self._troubles:
             return
         if not self._has_time():
             self._ended = True
             return
-        busy = self._in_flight + len(self._ready)
+        busy = len(self._in_flight) + len(self._ready)
         wanted = self._width + self._ahead - busy
         now = time.monotonic()
-        # A busy run waits until a claim pays: half its width, or all that its width allows.
-        if wanted < max(1, min(self._width // 2, self._ahead)) or now < self._claim_at:
+        # A busy run waits until a claim pays: its width, or all that may be ahead.
+        if wanted < max(1, min(self._width, self._ahead)) or now < self._claim_at:
             return
         try:
             admission, items = self.work.claim(wanted, may_be_alone=busy == 0)
@@ -178,7 +211,7 @@ class PacedRun(Generic[Item]):
             return
         now = time.monotonic()
         for item in items:
-            self._ready.append((item, now, admission.probing))
+            self._ready.append(_Claimed(item, now, admission.probing, self._epoch))
             self._alone = self._alone or self.work.is_alone(item)
         self._nothing_due = not items
         if items and len(items) >= wanted:
@@ -199,34 +232,43 @@ class PacedRun(Generic[Item]):
 
     @property
     def _probe_is_out(self) -> bool:
-        return any(probe for _, _, probe in self._started.values()) or any(
-            probe for _, _, probe in self._ready
-        )
+        return any(each.probe for each in (*self._in_flight, *self._ready))
 
     # Calling ----------------------------------------------------------------------------------
 
     def _send_ready(self, pool: ThreadPoolExecutor) -> None:
         stale = []
-        while self._ready and (self._ended or self._in_flight < self._width):
-            item, claimed_at, probe = self._ready.popleft()
-            now = time.monotonic()
-            if self._ended or now - claimed_at > TOKEN_LIFE or not self._has_time():
-                stale.append(item)
-                continue
-            ticket = id(item)
-            self._started[ticket] = (item, now, probe)
-            self._in_flight += 1
-            pool.submit(self._call, ticket, item)
+        while self._ready:
+            claimed = self._ready[0]
+            if not self._may_send(claimed):
+                stale.append(self._ready.popleft().item)
+            elif self._troubles or len(self._in_flight) >= self._width + self._spare:
+                break
+            else:
+                self._in_flight.add(self._ready.popleft())
+                pool.submit(self._call, claimed)
         if stale:
             self._release(stale)
 
-    def _call(self, ticket: int, item: Item) -> None:
+    def _may_send(self, claimed: _Claimed[Item]) -> bool:
+        is_fresh = time.monotonic() - claimed.claimed_at <= TOKEN_LIFE
+        is_wanted = claimed.epoch == self._epoch and not self._ended
+        return is_fresh and is_wanted and self._has_time()
+
+    def _call(self, claimed: _Claimed[Item]) -> None:
+        claimed.sent_at = time.monotonic()
+        if self._troubles or not self._may_send(claimed):
+            claimed.sent_at = None
+            self._finished.put((claimed, None))
+            return
         try:
-            answer: Answer | NoAnswer = self.work.call(item)
+            answer: Answer | NoAnswer = self.work.call(claimed.item)
         except Exception as error:  # a thread must always answer
             telemetry.logger.exception("call_failed")
             answer = NoAnswer(sent=True, reason=type(error).__name__)
-        self._finished.put((ticket, answer))
+        if not isinstance(answer, Answer) or not 200 <= answer.status < 300:
+            self._troubles.add(id(claimed.item))
+        self._finished.put((claimed, answer))
 
     def _wait(self) -> list[Done[Item]]:
         """Wait for a finished call, or until it is time to claim; give all that finished."""
@@ -236,23 +278,31 @@ class PacedRun(Generic[Item]):
             patience = min(patience, self._claim_at - now)
         if self._unrecorded:
             patience = LOOK_AGAIN
-        done = []
-        try:
-            if self._in_flight:
-                done.append(self._finish(*self._finished.get(timeout=max(patience, 0.001))))
-                while True:
-                    done.append(self._finish(*self._finished.get_nowait()))
-            elif not self._ready:
-                time.sleep(max(patience, 0.001))
-        except queue.Empty:
-            pass
-        return done
+        if self._in_flight:
+            return self._take_finished(max(patience, 0.001))
+        if not self._ready or self._troubles:
+            time.sleep(max(patience, 0.001))
+        return []
 
-    def _finish(self, ticket: int, answer: Answer | NoAnswer) -> Done[Item]:
-        item, sent_at, probe = self._started.pop(ticket)
-        self._in_flight -= 1
+    def _take_finished(self, patience: float) -> list[Done[Item]]:
+        """Give all calls that finished, after at most `patience` seconds."""
+        done: list[Done[Item]] = []
+        try:
+            self._finish(*self._finished.get(timeout=patience), done)
+            while True:
+                self._finish(*self._finished.get_nowait(), done)
+        except queue.Empty:
+            return done
+
+    def _finish(
+        self, claimed: _Claimed[Item], answer: Answer | NoAnswer | None, done: list[Done[Item]]
+    ) -> None:
+        self._in_flight.discard(claimed)
+        if answer is None or claimed.sent_at is None:
+            self._ready.appendleft(claimed)
+            return
         self._alone = False
-        took = time.monotonic() - sent_at
+        took = time.monotonic() - claimed.sent_at
         self._latency = took if self._latency is None else 0.8 * self._latency + 0.2 * took
         if isinstance(answer, Answer):
             self._confirmed = True
@@ -261,7 +311,7 @@ class PacedRun(Generic[Item]):
                 telemetry.alarm("sume_unreachable", reason=answer.reason)
                 self._ended = True
             self._confirmed = False
-        return Done(item, answer, probe)
+        done.append(Done(claimed.item, answer, claimed.probe))
 
     # Recording --------------------------------------------------------------------------------
 
@@ -273,6 +323,18 @@ class PacedRun(Generic[Item]):
             return
         self._record_batch(done)
         self._after(force=False)
+
+    def _record_rest_of_wave(self) -> None:
+        """Record what finished meanwhile before any thread is used again.
+
+        Calls that go out together come back together and are recorded together, so this saves
+        statements; it holds no answer back, and costs no more than `WAVE_SHARE` of a call.
+        """
+        if self._latency is None or self._spare:
+            return
+        until = time.monotonic() + WAVE_SHARE * self._latency
+        while not self._finished.empty() and time.monotonic() < until:
+            self._record(self._take_finished(0.0))
 
     def _record_batch(self, done: list[Done[Item]]) -> None:
         try:
@@ -287,14 +349,17 @@ class PacedRun(Generic[Item]):
             telemetry.warn("record_failed", kind=type(error).__name__)
             self._unrecorded += done
             return
+        self._troubles.difference_update(id(one.item) for one in done)
         if signals.stop:
             self._stop()
         if signals.one_at_a_time is not None:
+            self._epoch += signals.one_at_a_time and not self._one_at_a_time
             self._one_at_a_time = signals.one_at_a_time
 
     def _stop(self) -> None:
         """A gate closed: nothing more goes out until a claim finds it open again."""
-        self._release([item for item, _, _ in self._ready])
+        self._epoch += 1
+        self._release([claimed.item for claimed in self._ready])
         self._ready.clear()
         self._confirmed = False
         self._claim_at = 0.0
@@ -324,17 +389,21 @@ class PacedRun(Generic[Item]):
 
     def _give_up(self) -> None:
         """Record what is known when the time is over: an outcome nobody knows is one too."""
-        self._release([item for item, _, _ in self._ready])
+        self._ended = True
+        known = self._unrecorded + self._take_finished(0.0)
+        # What no thread has taken up by now never goes out, because the run has ended.
+        unsent = [claimed for claimed in self._in_flight if claimed.sent_at is None]
+        self._release([claimed.item for claimed in (*self._ready, *unsent)])
         self._ready.clear()
         lost = [
-            Done(item, NoAnswer(sent=True, reason="FunctionTimeout"), probe)
-            for item, _, probe in self._started.values()
+            Done(claimed.item, NoAnswer(sent=True, reason="FunctionTimeout"), claimed.probe)
+            for claimed in self._in_flight
+            if claimed.sent_at is not None
         ]
-        self._started.clear()
-        left_over = self._unrecorded + lost
+        self._in_flight.clear()
         self._unrecorded = []
-        if left_over:
-            self._record_batch(left_over)
+        if known or lost:
+            self._record_batch(known + lost)
         if self._unrecorded:
             telemetry.alarm("answers_not_recorded", count=len(self._unrecorded))
             self._failure = self._failure or DatabaseUnavailable(

@@ -1,0 +1,55 @@
+"""Measures speed, statements, memory and the use of the budget: `python -m tests.benchmarks`.
+
+Nothing here is a test: a time never fails the suite. Aims are shown beside the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from tests.benchmarks import budget, end_to_end, latency, memory, queue_core
+from tests.benchmarks.results import Subject, keep, show
+from tests.benchmarks.stand import FOLDER, Stand
+
+
+def main() -> None:
+    """Run the chosen subjects one after the other on one server; print and keep the figures."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    names = ("end_to_end", "queue_core", "latency", "memory", "budget")
+    parser.add_argument("subjects", nargs="*", choices=[[], *names], help="all but budget")
+    parser.add_argument("--long", action="store_true", help="with budget (13 minutes)")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rows", type=int, default=2000, help="prompts of end_to_end")
+    parser.add_argument("--disk", action="store_true", help="the server's data on disk")
+    parser.add_argument("--before", type=Path, help="folder of another state of the code")
+    given = parser.parse_args()
+    chosen = given.subjects or [name for name in names if name != "budget" or given.long]
+    before = given.before.resolve() if given.before else None
+    console = Console(width=None if Console().is_terminal else 160)
+    with Stand(on_disk=given.disk) as stand:
+        server = stand.describe()
+        console.print(f"{server}; {given.repeats} repeats\n", highlight=False)
+        measures: dict[str, Callable[[], Subject]] = {
+            "end_to_end": lambda: end_to_end.measure(stand, given.repeats, given.rows, before),
+            "queue_core": lambda: queue_core.measure(stand, given.repeats),
+            "latency": lambda: latency.measure(given.repeats),
+            "memory": lambda: memory.measure(given.repeats),
+            "budget": lambda: budget.measure(stand),
+        }
+        path = FOLDER / time.strftime("%Y%m%d-%H%M%S.json")
+        subjects: list[Subject] = []
+        for name in names:
+            if name in chosen:
+                subjects.append(measures[name]())
+                show(console, subjects[-1])
+                keep(path, server, subjects)
+    console.print(f"kept in {path.relative_to(Path.cwd())}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""Where everything is measured: one Postgres, fakes of Sume, and contenders in own processes.
+
+Every process is guarded: it ends with this one, however this one ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+
+from local.bundle import Fake
+from local.guard import guarded
+from local.postgres import ROLE, EmbeddedPostgres
+from local.runner import PROJECT, Function, Runner
+
+FOLDER = PROJECT / ".local" / "bench"
+MEMORY = Path("/dev/shm")
+# Steadier than any disk: each commit is about 1 ms dearer, like a database over a network.
+MEMORY_SETTINGS = {"commit_delay": "1000", "commit_siblings": "0"}
+SETTINGS = {"shared_buffers": "512MB", "max_wal_size": "4GB"}
+# More requests a minute than any contender makes.
+NO_BUDGET = "10000000"
+FINISHED = 200_000
+
+TEMPLATE = "bench_template"
+TEMPLATE_FINISHED = "bench_template_finished"
+
+ADD_FINISHED = """
+with row as (
+  insert into render_jobs (prompt, status, sume_job_id, idempotency_key, request_body,
+                           attempts, sends, claimed_at, created_at, updated_at)
+  select 'a finished prompt ' || n, 'submitted', 'old-' || n, 'old-' || n,
+         '{"model": "sume/auto"}', 1, 1, ago, ago, ago
+    from generate_series(1, %(rows)s) as n, (select now() - interval '1 day' as ago) as past
+  returning id, sume_job_id),
+job as (
+  insert into gen_job (job_id, idempotency_key, render_job_id, status, result, next_poll_at,
+                       created_at, updated_at)
+  select sume_job_id, sume_job_id, id, 'completed',
+         '{"artifacts": [{"url": "https://example.com/1.png"}]}', null,
+         now() - interval '1 day', now() - interval '1 day'
+    from row)
+insert into follow_up (job_id, kind, render_job_id)
+select sume_job_id, 'job.completed', id from row"""
+
+ADD_PENDING = """
+insert into render_jobs (prompt)
+select 'A lighthouse at dusk, oil on canvas, number ' || n from generate_series(1, %(rows)s) as n"""
+
+
+class Stand:
+    """Starts the database server; gives databases, fakes and contenders. A context manager.
+
+    On a file system in memory with a fixed price for each commit, unless ``on_disk``.
+    """
+
+    def __init__(self, *, on_disk: bool) -> None:
+        self.on_disk = on_disk or not MEMORY.is_dir()
+        self.logs = FOLDER / "logs"
+        self._stack = contextlib.ExitStack()
+        self._numbers = itertools.count(1)
+        self._has_finished = False
+        self._postgres: EmbeddedPostgres
+
+    def __enter__(self) -> Stand:
+        self.logs.mkdir(parents=True, exist_ok=True)
+        try:
+            parent = FOLDER if self.on_disk else MEMORY
+            folder = Path(tempfile.mkdtemp(prefix=f"sume-bench-{os.getpid()}-", dir=parent))
+            self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            settings = SETTINGS if self.on_disk else {**SETTINGS, **MEMORY_SETTINGS}
+            self._postgres = self._stack.enter_context(EmbeddedPostgres(folder, settings))
+            self._create(TEMPLATE)
+            with self.runner({"DATABASE_URL": self._url(TEMPLATE)}) as runner:
+                runner.invoke("migrate", {}).result()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stack.close()
+
+    def describe(self) -> str:
+        """The server and its setting, in one line."""
+        with psycopg.connect(self._postgres.superuser_url) as connection:
+            version = connection.info.parameter_status("server_version")
+        where = "disk" if self.on_disk else "memory, commit_delay 1 ms"
+        return f"PostgreSQL {version}, fsync on, data on {where}"
+
+    @contextlib.contextmanager
+    def database(self, *, pending: int = 0, finished: int = 0) -> Iterator[str]:
+        """The URL of a migrated database of its own, dropped afterwards."""
+        name = f"bench_{next(self._numbers)}"
+        self._create(name, self._template(finished))
+        url = self._url(name)
+        try:
+            with psycopg.connect(url, autocommit=True) as connection:
+                connection.execute(ADD_PENDING, {"rows": pending})
+                connection.execute("vacuum analyze render_jobs")
+            yield url
+        finally:
+            self._execute(f"drop database if exists {name} with (force)")
+
+    @contextlib.contextmanager
+    def fake(self, latency: str = "0", *arguments: str) -> Iterator[Fake]:
+        """A fake Sume in a process of its own; ``latency`` in seconds, or LEAST-MOST."""
+        log = self.logs / f"fake_{os.getpid()}_{next(self._numbers)}.log"
+        command = [sys.executable, "-m", "local.fake_sume", "--port", "0", "--latency", latency]
+        with log.open("wb") as output:
+            process = guarded(
+                # Jobs stay queued: only the submit is measured, not the fake's clockwork.
+                [*command, "--no-auto-advance", *arguments],
+                stop_signal=signal.SIGTERM,
+                grace_seconds=5.0,
+                output=output,
+                directory=PROJECT,
+            )
+        try:
+            yield Fake(_address(log))
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait(15)
+            log.unlink()
+
+    @contextlib.contextmanager
+    def runner(
+        self, environment: Mapping[str, str], processes: int = 1, code: Path = PROJECT
+    ) -> Iterator[Runner]:
+        """Runs the contenders and `migrate`, each in a process of its own by Lambda's rules.
+
+        ``code`` is the folder whose functions and layer are measured.
+        """
+        functions = [
+            Function(name, f"tests.benchmarks.{name}.handler", 880, 512, processes)
+            for name in ("ours", "article", "http_alone")
+        ]
+        functions.append(Function("migrate", "functions.migrate.app.handler", 300, 256))
+        settings = {
+            "POWERTOOLS_SERVICE_NAME": "sume-jobs",
+            "POWERTOOLS_METRICS_NAMESPACE": "SumeJobs",
+            "POWERTOOLS_LOG_LEVEL": "WARNING",
+            "SUME_API_KEY": "sume_bench",
+            "SUME_WRITES_PER_MINUTE": NO_BUDGET,
+            **environment,
+        }
+        with Runner(
+            functions, log_folder=self.logs, environment=settings, code_folder=code
+        ) as runner:
+            yield runner
+
+    def _template(self, finished: int) -> str:
+        if not finished:
+            return TEMPLATE
+        assert finished == FINISHED
+        if not self._has_finished:
+            self._create(TEMPLATE_FINISHED, TEMPLATE)
+            with psycopg.connect(self._url(TEMPLATE_FINISHED), autocommit=True) as connection:
+                connection.execute(ADD_FINISHED, {"rows": finished})
+                connection.execute("vacuum analyze")
+            self._has_finished = True
+        return TEMPLATE_FINISHED
+
+    def _create(self, name: str, template: str = "template0") -> None:
+        self._execute(f"create database {name} template {template} owner {ROLE} strategy file_copy")
+
+    def _execute(self, statement: str) -> None:
+        with psycopg.connect(self._postgres.superuser_url, autocommit=True) as connection:
+            connection.execute(statement.encode())
+
+    def _url(self, name: str) -> str:
+        return make_conninfo(self._postgres.url, dbname=name)
+
+
+def _address(log: Path) -> str:
+    said = "fake Sume listens on "
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        text = log.read_text(errors="replace")
+        if said in text and "\n" in text.partition(said)[2]:
+            return text.partition(said)[2].split()[0]
+        time.sleep(0.02)
+    raise RuntimeError(f"the fake Sume did not start; see {log}")
+
+
+def result_of(runner: Runner, contender: str, event: Any) -> dict[str, Any]:
+    """Invoke a contender once and give its figures; raises when it failed."""
+    figures: dict[str, Any] = runner.invoke(contender, event).result()
+    return figures
