@@ -381,7 +381,8 @@ with stale as materialized (
          and (claimed_at is null or claimed_at < now() - make_interval(secs => %(claim_timeout)s)
               -- No clock but the database's sets it: an instant in the future is damage.
               or claimed_at > now() + interval '1 minute')
-       order by id limit %(batch)s for update skip locked) as claimed),
+       -- By the index, whatever the planner believes of the table; it waits for no lock.
+       order by claimed_at limit %(batch)s for update skip locked) as claimed),
 job as (
   insert into gen_job (job_id, idempotency_key, render_job_id)
   select sume_job_id, coalesce(idempotency_key, %(prefix)s || '-' || id), id

@@ -116,8 +116,8 @@ with known as materialized (
 
 APPLY_ALL_HELD: Final = f"""
 with known as materialized (
-  select distinct job_id from webhook_event e
-   where e.outcome = 'held' and exists (select from gen_job g where g.job_id = e.job_id)
+  select job_id from gen_job
+   where job_id = any (array(select job_id from webhook_event where outcome = 'held' order by job_id))
    limit %(batch)s),
 {_RESOLVE}"""
 
