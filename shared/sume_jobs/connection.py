@@ -166,12 +166,19 @@ def connection_parameters(
     if "sslmode" not in parameters and not _is_local(parameters):
         parameters["sslmode"] = "verify-full"
         if "sslrootcert" not in parameters:
-            parameters["sslrootcert"] = _certificates()
+            parameters["sslrootcert"] = _certificates(str(parameters.get("host") or ""))
     return parameters
 
 
-def _certificates() -> str:
-    return str(RDS_CERTIFICATES) if RDS_CERTIFICATES.exists() else "system"
+def _certificates(host: str) -> str:
+    # RDS signs its servers itself, but not its proxies: those have public certificates.
+    is_proxy = ".proxy-" in host and ".rds.amazonaws.com" in host
+    if RDS_CERTIFICATES.exists() and not is_proxy:
+        return str(RDS_CERTIFICATES)
+    # Not "system": the OpenSSL inside psycopg's wheel looks in a folder that Lambda does not have.
+    import certifi
+
+    return certifi.where()
 
 
 def _is_local(parameters: Mapping[str, Any]) -> bool:
