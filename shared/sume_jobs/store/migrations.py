@@ -26,6 +26,10 @@ class MigrationError(RuntimeError):
     """The database and the code do not fit; the message says which is to be changed."""
 
 
+class DatabaseIsNewer(MigrationError):
+    """The database is ahead of the code, which happens when code is taken back."""
+
+
 @dataclass(frozen=True, slots=True)
 class Migration:
     """One numbered SQL file."""
@@ -53,8 +57,8 @@ def migrations() -> list[Migration]:
 def migrate(connection: psycopg.Connection[Any]) -> list[str]:
     """Bring the database up to this code, all or nothing; gives the names of what was applied.
 
-    Safe to repeat and to run twice at once. Raises MigrationError where the database is newer
-    than the code or an applied file was changed.
+    Safe to repeat and to run twice at once. Raises DatabaseIsNewer where the database is newer
+    than the code, MigrationError where an applied file was changed.
     """
     known = migrations()
     applied = []
@@ -85,7 +89,7 @@ def migrate(connection: psycopg.Connection[Any]) -> list[str]:
 def _check(known: list[Migration], recorded: dict[int, Any]) -> None:
     newest = known[-1].version
     if recorded and max(recorded) > newest:
-        raise MigrationError(
+        raise DatabaseIsNewer(
             f"the database is at migration {max(recorded)}, this code only knows {newest}: "
             "deploy the newer code (the database is never taken back)"
         )
