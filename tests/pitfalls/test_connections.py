@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +19,7 @@ from psycopg import sql
 from local.fake_sume import Behaviour, FakeSume
 from tests.support.bundle import API_KEY, Bundle, event_body, key_of
 from tests.support.postgres import APP_ROLE, PASSWORD_GROUP, Database, Server, url_of
-from tests.support.proxies import BlackHole, PasswordRecorder, Proxy, ReplyCutter
+from tests.support.proxies import BlackHole, PasswordRecorder, Proxy, RawServer, ReplyCutter
 from tests.support.secrets_manager import SecretsManager
 from tests.support.waiting import wait_until
 
@@ -247,6 +249,97 @@ def test_p54_a_huge_answer_is_not_swallowed(
     assert database.row(row + 1)["status"] in ("pending", "submitted")
     bundle.submit_later()
     assert database.row(row + 1)["status"] == "submitted"
+
+
+def drip_headers(client: socket.socket) -> None:
+    client.sendall(b"HTTP/1.1 202 Accepted\r\n")
+    while True:
+        client.sendall(b"X-Filler: y\r\n" if time.monotonic() % 1 < 0.5 else b"X-Other: z\r\n")
+        time.sleep(0.2)
+
+
+def drip_one_header(client: socket.socket) -> None:
+    client.sendall(b"HTTP/1.1 202 Accepted\r\nX-Filler: ")
+    while True:
+        client.sendall(b"y")
+        time.sleep(0.2)
+
+
+def endless_continue(client: socket.socket) -> None:
+    while True:
+        client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+        time.sleep(0.05)
+
+
+def endless_chunks(client: socket.socket) -> None:
+    client.sendall(b"HTTP/1.1 202 Accepted\r\nTransfer-Encoding: chunked\r\n\r\n")
+    while True:
+        client.sendall(b"1\r\n \r\n")
+        time.sleep(0.1)
+
+
+def flood(client: socket.socket) -> None:
+    client.sendall(b"HTTP/1.1 202 Accepted\r\nContent-Length: 9000000000\r\n\r\n")
+    while True:
+        client.sendall(b" " * 65536)
+
+
+def gzip_bomb(client: socket.socket) -> None:
+    body = gzip.compress(b" " * 300_000_000, 1)
+    head = f"HTTP/1.1 202 Accepted\r\nContent-Encoding: gzip\r\nContent-Length: {len(body)}\r\n\r\n"
+    client.sendall(head.encode() + body)
+
+
+def garbage(client: socket.socket) -> None:
+    client.sendall(b"\x15\x03\x01\x00\x02\x02\x50 this is no HTTP at all\r\n\r\n")
+
+
+def nothing(_: socket.socket) -> None:
+    """Close without a byte."""
+
+
+ANSWERS = [
+    drip_headers,
+    drip_one_header,
+    endless_continue,
+    endless_chunks,
+    flood,
+    gzip_bomb,
+    garbage,
+    nothing,
+]
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer.__name__)
+@pytest.mark.parametrize("name", ["submit", "poll"])
+def test_p54_no_kind_of_answer_outlives_the_deadline_or_the_cap(
+    bundle: Bundle, database: Database, fake: FakeSume, name: str, answer: Any
+) -> None:
+    """The siblings: bytes that drip before the body, never end, or grow when they are unpacked."""
+    row, job = bundle.job()
+    bundle.P()
+    second = database.insert()
+    database.age("1 hour")
+    container = bundle.warm(name)
+    before = container.peak_memory()
+    with RawServer(answer) as server:
+        bundle.environment |= {"SUME_BASE_URL": server.url, "SUME_TIMEOUT_SECONDS": "1"}
+        container = bundle.another()
+        running = bundle.start(name, remaining=40.0, container=container)
+        running.result()
+        after = container.peak_memory()
+        bundle.environment |= {"SUME_BASE_URL": fake.url, "SUME_TIMEOUT_SECONDS": "20"}
+    assert running.seconds is not None
+    assert running.seconds < 4.0
+    assert after - before < 60_000_000
+    assert database.job(job)["status"] == "queued"
+    assert database.row(second)["status"] == "pending"
+    bundle.cold()
+    fake.set_status(job, "completed")
+    bundle.submit_later()
+    bundle.poll_now()
+    assert database.row(second)["status"] == "submitted"
+    assert database.state(row) == "done"
 
 
 # ------------------------------------------------------------------------------------------- P63

@@ -100,6 +100,23 @@ def test_p06_a_refused_connection_gives_the_attempt_back(
     assert database.row(row)["status"] == "submitted"
 
 
+@pytest.mark.parametrize("status", [429, 503, 401, 402, 403])
+def test_p06_a_refusal_of_what_was_accepted_after_all(
+    bundle: Bundle, database: Database, fake: FakeSume, status: int
+) -> None:
+    """The sibling: refused politely, and made all the same. The replay is our own, no collision."""
+    row = database.insert()
+    fake.on_submit(Behaviour(status=status, accept=True))
+    bundle.D()
+    after = database.row(row)
+    assert (after["status"], after["attempts"]) == ("pending", 0)
+    assert after["sends"] == 1, "it did leave"
+    bundle.submit_later()
+    assert database.row(row)["sume_job_id"] == fake.job_for(key_of(row)).id
+    assert not database.conflicts()
+    assert fake.billed == 1
+
+
 # ------------------------------------------------------------------------------------------- P11
 
 NASTY = {

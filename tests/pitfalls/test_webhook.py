@@ -162,6 +162,32 @@ def test_p01_held_and_then_nobody_looked_again(
     assert len(database.follow_ups(job)) == 1
 
 
+def test_p01_several_early_events(bundle: Bundle, database: Database, fake: FakeSume) -> None:
+    """The sibling: all that is held is applied in the order of arrival; the first end wins."""
+    row = database.insert()
+
+    def early(job: Any) -> None:
+        for number, status in enumerate(("processing", "completed", "failed", "processing")):
+            answer = bundle.W(event_body(job.id, status, f"evt_{number}"))
+            assert answer.outcome == "held", answer
+
+    fake.on_submit(Behaviour(call=early))
+    bundle.D()
+    assert not fake.errors
+    job = database.row(row)["sume_job_id"]
+    assert database.job(job)["status"] == "completed"
+    assert [f["kind"] for f in database.follow_ups(job)] == ["job.completed"]
+
+
+def test_p01_an_early_event_that_ends_nothing(
+    bundle: Bundle, database: Database, fake: FakeSume
+) -> None:
+    row = database.insert()
+    fake.on_submit(Behaviour(call=lambda job: bundle.W(event_body(job.id, "processing"))))
+    bundle.D()
+    assert database.job(database.row(row)["sume_job_id"])["status"] == "processing"
+
+
 # ------------------------------------------------------------------------------------------- P18
 
 
@@ -439,6 +465,15 @@ def test_p33_one_character_off(bundle: Bundle, database: Database) -> None:
     assert upper.outcome == "applied", "hexadecimal digits compare in any case"
 
 
+@pytest.mark.parametrize("value", [None, 7, [], ["v1=00"], {}, True])
+def test_p33_header_values_that_are_no_text(bundle: Bundle, value: Any) -> None:
+    bundle.set(DATABASE_URL=NOWHERE)
+    for name in ("x-sume-signature", "x-sume-timestamp"):
+        event = webhook_event(event_body("job_1"))
+        event["headers"][name] = value
+        assert bundle.send(event).status == 401, name
+
+
 # ------------------------------------------------------------------------------------------- P34
 
 ODD_JSON: dict[str, Any] = {
@@ -688,6 +723,21 @@ def test_p38_reread_mode_trusts_nothing(bundle: Bundle, database: Database, fake
     bundle.P()  # at once: the hint brought the next read forward
     assert database.job(one)["status"] == "queued"
     assert database.job(two)["status"] == "completed"
+
+
+@pytest.mark.parametrize("mode", ["none", "off", "", "Signature "])
+def test_p38_an_unknown_mode_of_verification_verifies_nothing(
+    bundle: Bundle, database: Database, mode: str
+) -> None:
+    """The sibling: a typing error in the setting must not open the door."""
+    _, job = bundle.job()
+    bundle.set(WEBHOOK_VERIFICATION=mode)
+    event = webhook_event(event_body(job), secret="wrong")
+    reply = bundle.start("webhook", event=event).wait()
+    assert "error" in reply or reply["result"]["statusCode"] >= 400
+    assert database.job(job)["status"] == "queued"
+    assert not database.events()
+    bundle.set(WEBHOOK_VERIFICATION=None)
 
 
 # ------------------------------------------------------------------------------------------- P40
@@ -970,6 +1020,33 @@ def test_p67_bodies_without_an_id_of_their_own(bundle: Bundle, database: Databas
     assert database.job(third)["status"] == "completed"
 
 
+@pytest.mark.parametrize("slow_one", ["W", "P"])
+def test_p67_webhook_and_poll_at_the_same_moment(
+    bundle: Bundle, database: Database, fake: FakeSume, slow_one: str
+) -> None:
+    """The sibling: both have something to say, and one waits for the other's commit."""
+    _, job = bundle.job()
+    fake.set_status(job, "failed", {"code": "c"})
+    bundle.W(event_body("job_warm_up"))
+    database.age("1 hour")
+    database.sleep_at_commit("gen_job", "update", 0.6, "new.status in ('completed', 'failed')")
+    if slow_one == "W":
+        call = bundle.start_W(event_body(job, "completed"))
+        database.wait_for_sleeper()
+        bundle.P()
+        first = "completed"
+        assert call.result().outcome == "applied"
+    else:
+        running = bundle.start("poll")
+        database.wait_for_sleeper()
+        answer = bundle.W(event_body(job, "completed"))
+        running.result()
+        first = "failed"
+        assert answer.outcome == "noop"
+    assert database.job(job)["status"] == first
+    assert [f["kind"] for f in database.follow_ups(job)] == [f"job.{first}"]
+
+
 # ------------------------------------------------------------------------------------------- P68
 
 
@@ -1042,6 +1119,57 @@ def test_p69_a_locked_table_is_answered_in_time(bundle: Bundle, database: Databa
     assert answer.status == 503
     assert answer.seconds < 5.0
     assert bundle.W(event_body(job)).outcome == "applied"
+
+
+def test_p69_a_locked_job_holds_up_no_sweep(
+    bundle: Bundle, database: Database, fake: FakeSume
+) -> None:
+    """The sibling for poll and reap: one locked row, and the others go on."""
+    pairs = bundle.accepted(4)
+    for _, job in pairs:
+        fake.set_status(job, "completed")
+    locked = pairs[0][1]
+    database.age("1 hour")
+    with database.session() as other:
+        other.execute("select 1 from gen_job where job_id = %s for update", (locked,))
+        other.execute("select 1 from render_jobs where id = %s for update", (pairs[0][0],))
+        running = bundle.start("poll", remaining=60.0)
+        running.result()
+        bundle.R()
+        assert [database.job(job)["status"] for _, job in pairs[1:]] == ["completed"] * 3
+        other.rollback()
+    assert running.seconds is not None
+    assert running.seconds < 15.0
+    bundle.poll_now()
+    assert database.job(locked)["status"] == "completed"
+
+
+def test_p69_a_row_locked_while_its_outcome_is_stored(
+    bundle: Bundle, database: Database, fake: FakeSume
+) -> None:
+    """The sibling for submit: one row's record waits too long; nothing is lost, it ends in time."""
+    bundle.set(SUME_TIMEOUT_SECONDS=1)
+    rows = database.insert_many(5)
+    with database.session(user=None) as other:
+
+        def lock(_: Any) -> None:
+            other.execute("select 1 from render_jobs where id = %s for update", (rows[2],))
+
+        fake.on_submit(Behaviour(call=lock), key=key_of(rows[2]))
+        running = bundle.start("submit", remaining=12.0)
+        reply = running.wait()
+        other.rollback()
+    # Whether it says so by an error or by counts: it must not live on into the kill.
+    assert not reply.get("died")
+    assert running.seconds is not None
+    assert running.seconds < 12.0
+    for row in rows[:2] + rows[3:]:
+        assert database.row(row)["status"] == "submitted"
+    database.age("11 minutes")
+    bundle.R()
+    bundle.submit_later("1 minute")
+    assert database.statuses() == {"submitted": 5}
+    assert fake.billed == 5
 
 
 # ------------------------------------------------------------------------------------------- P70
