@@ -59,6 +59,8 @@ class Settings:
     in_flight_deadline: int = 86400
     follow_up_queue_url: str | None = None
     follow_up_event_bus: str | None = None
+    archive_bucket: str | None = None
+    archive_max_bytes: int = 250 * 1024 * 1024
     retention_days: int = 30
 
     @classmethod
@@ -97,6 +99,8 @@ class Settings:
             in_flight_deadline=read.whole("IN_FLIGHT_DEADLINE_SECONDS", 86400, 1, 10**8),
             follow_up_queue_url=read.text("FOLLOW_UP_QUEUE_URL"),
             follow_up_event_bus=read.text("FOLLOW_UP_EVENT_BUS"),
+            archive_bucket=read.text("ARCHIVE_BUCKET"),
+            archive_max_bytes=read.whole("ARCHIVE_MAX_BYTES", 250 * 1024 * 1024, 1, 5 * 10**12),
             retention_days=read.whole("RETENTION_DAYS", 30, 1, 36500),
         )
         read.faults += settings._faults_together()

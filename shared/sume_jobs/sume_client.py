@@ -6,9 +6,6 @@ what the network or the server does.
 
 from __future__ import annotations
 
-import http.client
-import io
-import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -22,18 +19,15 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 from sume_jobs import __version__
+from sume_jobs.deadline import DeadlineResponse, call
 from sume_jobs.decisions.outcomes import Answer, NoAnswer
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Mapping
 
 CONNECT_SECONDS: Final = 3.0
 LARGEST_BODY: Final = 1024 * 1024
 _CHUNK: Final = 64 * 1024
-
-# The deadline of the call that this thread is making (monotonic seconds).
-_call = threading.local()
 
 
 class SumeClient:
@@ -95,8 +89,9 @@ class SumeClient:
     def _call(
         self, method: str, url: str, headers: Mapping[str, str] | None = None, body: bytes = b""
     ) -> Answer | NoAnswer:
-        _call.deadline = deadline = time.monotonic() + self._timeout
-        _call.sent = False
+        call.deadline = deadline = time.monotonic() + self._timeout
+        call.silence = self._timeout
+        call.sent = False
         try:
             with self._session.request(
                 method,
@@ -117,7 +112,7 @@ class SumeClient:
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             # ValueError: a header that cannot be sent (also UnicodeError).
             unsendable = isinstance(error, ValueError) and not isinstance(error, InvalidURL)
-            return NoAnswer(sent=_call.sent, reason=_reason(error), unsendable=unsendable)
+            return NoAnswer(sent=call.sent, reason=_reason(error), unsendable=unsendable)
 
 
 class _Bearer(AuthBase):
@@ -160,53 +155,22 @@ def _reason(error: BaseException) -> str:
     return type(reason if isinstance(reason, BaseException) else error).__name__
 
 
-class _DeadlineReader(io.RawIOBase):
-    """Reads a socket with what is left of the call's time, however the bytes drip.
-
-    requests' timeout counts for each read of the socket alone.
-    """
-
-    def __init__(self, raw: Any, connection: socket.socket) -> None:
-        self._raw = raw
-        self._socket = connection
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        left = _call.deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("the call's time is over")
-        self._socket.settimeout(left)
-        return int(self._raw.readinto(buffer))
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
-
-
-class _Response(http.client.HTTPResponse):
-    def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
-        super().__init__(sock, *args, **kwargs)
-        self.fp = io.BufferedReader(_DeadlineReader(self.fp.detach(), sock))
-
-
 class _Sends:
     """Notes the moment from which bytes may have left."""
 
     def send(self, data: Any) -> None:
         if getattr(self, "sock", None) is None:
             self.connect()  # type: ignore[attr-defined]
-        _call.sent = True
+        call.sent = True
         super().send(data)  # type: ignore[misc]
 
 
 class _Connection(_Sends, HTTPConnection):
-    response_class = _Response
+    response_class = DeadlineResponse
 
 
 class _SecureConnection(_Sends, HTTPSConnection):
-    response_class = _Response
+    response_class = DeadlineResponse
 
 
 class _Pool(HTTPConnectionPool):

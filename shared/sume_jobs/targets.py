@@ -5,12 +5,14 @@ boto3 is imported when the first message is to be sent.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from sume_jobs import telemetry
 from sume_jobs.decisions.follow_up_event import SOURCE, queue_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from sume_jobs.decisions.follow_up_event import Message
     from sume_jobs.settings import Settings
@@ -57,10 +59,18 @@ def open_targets(settings: Settings) -> list[Target]:
     """Open every target that is set. Raises TargetUnavailable, for example without a region."""
     targets: list[Target] = []
     if settings.follow_up_queue_url:
-        targets.append(Queue(_client("sqs"), settings.follow_up_queue_url))
+        targets.append(_queue(settings.follow_up_queue_url))
     if settings.follow_up_event_bus:
-        targets.append(Bus(_client("events"), settings.follow_up_event_bus))
+        targets.append(_bus(settings.follow_up_event_bus))
     return targets
+
+
+def _queue(url: str) -> Queue:
+    return Queue(_client("sqs", _region_of_url(url)), url)
+
+
+def _bus(bus: str) -> Bus:
+    return Bus(_client("events", _region_of_bus(bus)), bus)
 
 
 class Queue:
@@ -141,6 +151,29 @@ class Bus:
         }
 
 
+def deliver_later(record: Mapping[str, Any], seconds: float) -> None:
+    """Ask the queue of a received record to wait so long before it delivers it again.
+
+    Without it the record waits for the queue's own time, which is made for the longest run.
+    """
+    arn, handle = str(record.get("eventSourceARN", "")), record.get("receiptHandle")
+    parts = arn.split(":")
+    if len(parts) != 6 or not handle:
+        return
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    _, partition, _, region, account, name = parts
+    suffix = "amazonaws.com.cn" if partition == "aws-cn" else "amazonaws.com"
+    try:
+        _client("sqs", region).change_message_visibility(
+            QueueUrl=f"https://sqs.{region}.{suffix}/{account}/{name}",
+            ReceiptHandle=handle,
+            VisibilityTimeout=round(seconds),
+        )
+    except (BotoCoreError, ClientError, TargetUnavailable) as error:
+        telemetry.warn("delivery_not_put_off", reason=_code(error))
+
+
 def _send(
     call: Callable[[Sequence[Message]], dict[str, str]], messages: Sequence[Message]
 ) -> dict[str, str]:
@@ -167,10 +200,21 @@ def _send(
 
 
 def _code(error: Any) -> str:
-    return str(error.response.get("Error", {}).get("Code") or type(error).__name__)
+    response = getattr(error, "response", None) or {}
+    return str(response.get("Error", {}).get("Code") or type(error).__name__)
 
 
-def _client(service: str) -> Any:
+def _region_of_url(url: str) -> str | None:
+    found = re.match(r"https://sqs\.([a-z0-9-]+)\.amazonaws\.", url, re.ASCII)
+    return found[1] if found else None
+
+
+def _region_of_bus(bus: str) -> str | None:
+    parts = bus.split(":")
+    return parts[3] if len(parts) > 3 and parts[0] == "arn" else None
+
+
+def _client(service: str, region: str | None) -> Any:
     import boto3
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
@@ -179,6 +223,6 @@ def _client(service: str) -> Any:
     try:
         # Without the stubs' overloads: not every service has them.
         make: Any = boto3.client
-        return make(service, config=patience)
+        return make(service, region_name=region or None, config=patience)
     except BotoCoreError as error:
         raise TargetUnavailable(type(error).__name__) from None

@@ -314,3 +314,71 @@ update gen_job
 def cancel_asked(database: Database, job_id: str, again: float | None) -> None:
     """Record that a cancel was asked: ask once more in `again` seconds, or never; look soon."""
     database.run(CANCEL_ASKED, {"job_id": job_id, "again": again})
+
+
+# Archive ------------------------------------------------------------------------------------
+
+FOR_ARCHIVE: Final = """
+select status, idempotency_key, render_job_id, result -> 'artifacts' as artifacts,
+       coalesce(result ? 'archive', false) as is_archived
+  from gen_job where job_id = %(job_id)s"""
+
+
+@dataclass(frozen=True, slots=True)
+class Archivable:
+    """A job as the archive sees it; `artifacts` is None until its result is known."""
+
+    status: str
+    idempotency_key: str
+    render_job_id: int | None
+    artifacts: list[dict[str, object]] | None
+    is_archived: bool
+
+
+def for_archive(database: Database, job_id: str) -> Archivable | None:
+    """Read what is to be archived of a job; None where there is no such job."""
+    rows = database.run(FOR_ARCHIVE, {"job_id": job_id})
+    return Archivable(**rows[0]) if rows else None
+
+
+# Put together in SQL, so that the numbers of the result keep their digits. Artifacts are matched
+# by their place in the list.
+ARCHIVED: Final = """
+with locked as materialized (
+  select job_id, coalesce(result, %(result)s::jsonb) as result from gen_job
+   where job_id = %(job_id)s and status = 'completed' for update)
+update gen_job g
+   set result = l.result || jsonb_build_object(
+         'archive', jsonb_build_object('manifest', %(manifest)s::text),
+         'artifacts', (
+           select coalesce(jsonb_agg(case when p.location is null then a.item
+                                          else a.item || jsonb_build_object('location', p.location) end
+                                     order by a.place), '[]')
+             from jsonb_array_elements(l.result -> 'artifacts') with ordinality as a (item, place)
+             left join unnest(%(locations)s::text[]) with ordinality as p (location, place)
+               on p.place = a.place)),
+       attention = case when g.attention = 'result_missing' then null else g.attention end,
+       updated_at = now()
+  from locked l
+ where g.job_id = any (array(select job_id from locked)) and g.job_id = l.job_id
+returning g.job_id"""
+
+
+def archived(
+    database: Database, job_id: str, locations: Sequence[str], manifest: str, result: str | None
+) -> bool:
+    """Note where each artifact and the manifest lie (URLs), under the result; safe to repeat.
+
+    `result` is JSON text that fills a result which is not known yet. False where the job is gone.
+    """
+    return bool(
+        database.run(
+            ARCHIVED,
+            {
+                "job_id": job_id,
+                "locations": list(locations),
+                "manifest": manifest,
+                "result": result,
+            },
+        )
+    )
