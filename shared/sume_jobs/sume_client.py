@@ -6,6 +6,7 @@ what the network or the server does.
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 CONNECT_SECONDS: Final = 3.0
 LARGEST_BODY: Final = 1024 * 1024
 _CHUNK: Final = 64 * 1024
+
+# It warns of a malformed answer by quoting it, and an answer may hold a prompt.
+logging.getLogger("urllib3").setLevel(logging.ERROR)
 
 
 class SumeClient:

@@ -6,6 +6,8 @@ query of a URL.
 
 from __future__ import annotations
 
+import os
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 from aws_lambda_powertools import Logger, Metrics
@@ -15,9 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 NAMESPACE: Final = "SumeJobs"
+# The dimension of every metric: the stack's name, so that stages in one account do not mix.
+SERVICE: Final = os.environ.get("POWERTOOLS_SERVICE_NAME") or "sume-jobs"
+_FROM_OUTSIDE: Final = frozenset({"code", "event", "request_id", "word"})
 
-logger: Final = Logger(service="sume-jobs")
-_metrics: Final = Metrics(namespace=NAMESPACE, service="sume-jobs")
+logger: Final = Logger(service=SERVICE)
+_metrics: Final = Metrics(namespace=NAMESPACE, service=SERVICE)
 
 
 def count(name: str, value: float = 1) -> None:
@@ -57,5 +62,14 @@ def flush() -> None:
         _metrics.flush_metrics()
 
 
+def word(value: str) -> str:
+    """Show what came from outside only where it is one word, for an answer may quote a prompt."""
+    return value if re.fullmatch(r"[!-~]{1,200}", value, re.ASCII) else "(text)"
+
+
 def _shown(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in fields.items() if value is not None}
+    return {
+        key: word(value) if key in _FROM_OUTSIDE and isinstance(value, str) else value
+        for key, value in fields.items()
+        if value is not None
+    }

@@ -25,7 +25,13 @@ def close(
     wait = backoff.spread(seconds, random.random())
     if pace.close(database, [name], wait, reason):
         telemetry.count("GateClosed")
-        telemetry.warn("gate_closed", gate=name, reason=reason, seconds=round(wait), status=status)
+        telemetry.warn(
+            "gate_closed",
+            gate=name,
+            reason=telemetry.word(reason),
+            seconds=round(wait),
+            status=status,
+        )
 
 
 def stop_account(runtime: Runtime, reason: str, status: int | None) -> None:
@@ -36,7 +42,7 @@ def stop_account(runtime: Runtime, reason: str, status: int | None) -> None:
         telemetry.count("GateClosed")
         telemetry.alarm(
             "queue_stopped",
-            reason=reason,
+            reason=telemetry.word(reason),
             status=status,
             advice="check the API key, the credits and access of the workspace, SUME_BASE_URL and "
             "SUME_SUBMIT_PATH; the queue goes on by itself when Sume accepts again",
