@@ -17,6 +17,7 @@ import pytest
 from psycopg import sql
 
 from local.fake_sume import Behaviour, FakeSume
+from tests.support import pooler
 from tests.support.bundle import API_KEY, Bundle, event_body, key_of
 from tests.support.postgres import APP_ROLE, PASSWORD_GROUP, Database, Server, url_of
 from tests.support.proxies import BlackHole, PasswordRecorder, Proxy, RawServer, ReplyCutter
@@ -770,6 +771,35 @@ def test_p76_nothing_a_transaction_pooler_or_rds_proxy_cannot_take(
         ), block[:200]
         assert not (head.startswith("set ") and not head.startswith("set local")), block[:200]
         assert "pg_advisory_lock" not in block, block[:200]
+
+
+@pytest.mark.skipif(pooler.binary() is None, reason="PgBouncer is not installed")
+@pytest.mark.parametrize("size", [1, 3])
+def test_p76_pgbouncer_in_transaction_mode(
+    bundle: Bundle, database: Database, fake: FakeSume, size: int
+) -> None:
+    with pooler.Pooler(database.url, size) as bouncer:
+        bundle.set(DATABASE_URL=bouncer.url)
+        pairs = bundle.accepted(20)
+        database.insert_many(60)
+        other = bundle.another()
+        for _, job in pairs:
+            # Two clients run the same statements through the same few server connections.
+            one = bundle.start_W(event_body(job, event_id=f"{job}_a"))
+            two = bundle.start_W(event_body(job, event_id=f"{job}_b"), container=other)
+            assert sorted(str(c.result().outcome) for c in (one, two)) == ["applied", "noop"]
+        calls = [bundle.start("submit", container=bundle.another()) for _ in range(3)]
+        calls += [bundle.start(name) for name in ("reap", "poll")]
+        for call in calls:
+            call.result()
+        for _ in range(7):
+            bundle.poll_now()
+            bundle.R()
+        assert database.statuses() == {"submitted": 80}
+        assert len(fake.posts()) == 80
+        migration = bundle.another()
+        migration.invoke("migrate", {})
+        bundle.set(DATABASE_URL=database.url)
 
 
 # ------------------------------------------------------------------------------------------- P85
