@@ -8,10 +8,10 @@ import os
 from collections.abc import Callable, Iterator
 
 import pytest
-
 from sume_jobs.connection import Database as Store
 from sume_jobs.secrets import Secrets
 from sume_jobs.settings import Settings
+
 from tests.database.sessions import Session
 from tests.support.examples import load_profile
 from tests.support.postgres import Database, Server, create_database, drop_database

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
 from psycopg.rows import dict_row
-
 from sume_jobs.decisions.pacing import Pace, pace
 from sume_jobs.store import gen_jobs, render_jobs
 from sume_jobs.store.render_jobs import Accepted, Claim, ClaimSettings, Recorded, Refused
+
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def wait_for_lock(database: Database, count: int = 1) -> None:
 
 
 def is_lock(event: str | None) -> bool:
-    return event in ("transactionid", "tuple", "relation", "speculative token")
+    return event in ("transactionid", "tuple", "relation", "speculative token", "advisory")
 
 
 def claiming(

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
 from sume_jobs.decisions.pacing import pace
 from sume_jobs.decisions.status import ORDER, TERMINAL, may_move
 from sume_jobs.store import gen_jobs, render_jobs
 from sume_jobs.store.gen_jobs import Due, Looked, Wish
+
 from tests.database.sessions import (
     WIDE,
     Session,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
 from sume_jobs.store import levels, render_jobs, retention
+
 from tests.database.sessions import (
     a_job,
     accept,

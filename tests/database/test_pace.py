@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
 from sume_jobs.decisions.pacing import pace
 from sume_jobs.store import gen_jobs, render_jobs
 from sume_jobs.store import pace as gate
+
 from tests.database.sessions import WIDE, Session, claim, claiming, in_background, wait_for_lock
 from tests.support.postgres import Database
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
 from sume_jobs.decisions.pacing import pace
 from sume_jobs.store import gen_jobs, render_jobs
+
 from tests.database.sessions import (
     Session,
     a_job,

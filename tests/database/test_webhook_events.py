@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from sume_jobs.decisions import answers
 from sume_jobs.decisions.answers import Number
 from sume_jobs.store import gen_jobs, webhook_events
 from sume_jobs.store.webhook_events import Event
+
 from tests.database.conftest import store_of
 from tests.database.sessions import (
     Session,
