@@ -269,7 +269,8 @@ def _ask_one(runtime: Runtime, client: SumeClient, job_id: str) -> None:
         gates.close(runtime.database, "writes", reason, wait, outcome.http_status)
     state = outcome.state
     if outcome.action == "state" and state and state.reported and state.reported.status in TERMINAL:
-        gen_jobs.apply(runtime.database, [Wish(job_id, state.reported.status, state.error_code)])
+        wish = Wish(job_id, state.reported.status, state.error_code)
+        gen_jobs.apply(runtime.database, [wish], by="cancel")
     again = CANCEL_AGAIN if outcome.action == "failed" else None
     gen_jobs.cancel_asked(runtime.database, job_id, again)
     telemetry.event("cancel_asked", job=job_id, outcome=outcome.action, status=outcome.http_status)

@@ -299,7 +299,7 @@ class _Submit:
         if wishes:
             # An event that came early knows more than the answer to a replay does.
             webhook_events.apply_held(self.database, list(wishes))
-            gen_jobs.apply(self.database, list(wishes.values()))
+            gen_jobs.apply(self.database, list(wishes.values()), by="submit")
 
     # What becomes of the queue ----------------------------------------------------------------
 

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from sume_jobs.connection import Database
     from sume_jobs.decisions.pacing import Pace
 
-# After a `wish (job_id, status, error_code, error, request_id)` with one row a job: the rows,
+# After a `wish (job_id, status, error_code, error, request_id, by)` with one row a job: the rows,
 # locked in id order, and the verdict of the guard on each. `win` is null for an unknown job.
 JUDGE: Final = """
 locked as materialized (
   select job_id, status, render_job_id from gen_job
    where job_id = any (array(select job_id from wish)) order by job_id for update),
 judged as materialized (
-  select w.*, l.render_job_id,
+  select w.*, l.render_job_id, l.status as was,
          l.status in ('queued', 'processing')
            and (w.status = 'processing' and l.status = 'queued'
                 or w.status in ('completed', 'failed', 'canceled')) as win,
@@ -33,7 +33,8 @@ judged as materialized (
            and w.status in ('completed', 'failed', 'canceled') and w.status <> l.status as contradicts
     from wish w left join locked l on l.job_id = w.job_id)"""
 
-# After a `winner` (rows of `judged` that may be applied): the one place that moves a job.
+# After a `winner` (rows of `judged` that may be applied): the one place that moves a job, and keeps
+# the move in the history of its row.
 MOVE: Final = """
 moved as (
   update gen_job g
@@ -50,7 +51,11 @@ moved as (
          updated_at = now()
     from winner w
    where g.job_id = any (array(select job_id from winner)) and g.job_id = w.job_id
-  returning g.job_id, g.status, g.render_job_id),
+  returning g.job_id, g.status, g.render_job_id, w.was, w.by),
+kept as (
+  insert into job_history (render_job_id, machine, job_id, by, from_status, to_status)
+  select render_job_id, 'generation', job_id, by, was, status from moved
+   where render_job_id is not null),
 enqueued as (
   insert into follow_up (job_id, kind, render_job_id)
   select job_id, 'job.' || status, render_job_id from moved
@@ -60,7 +65,7 @@ enqueued as (
 
 APPLY: Final = f"""
 with wish as materialized (
-  select job_id, status, error_code, error::jsonb, request_id
+  select job_id, status, error_code, error::jsonb, request_id, %(by)s::text as by
     from unnest(%(job_ids)s::text[], %(statuses)s::text[], %(error_codes)s::text[], %(errors)s::text[],
                 %(request_ids)s::text[]) as w (job_id, status, error_code, error, request_id)),
 {JUDGE},
@@ -91,8 +96,11 @@ class Moved:
     contradicts: bool
 
 
-def apply(database: Database, wishes: Sequence[Wish]) -> list[Moved]:
-    """Move jobs forward where the guard allows it; one wish a job, safe to repeat."""
+def apply(database: Database, wishes: Sequence[Wish], by: str = "poll") -> list[Moved]:
+    """Move jobs forward where the guard allows it; one wish a job, safe to repeat.
+
+    `by` is who learned it, for the history.
+    """
     if not wishes:
         return []
     rows = database.run(
@@ -103,6 +111,7 @@ def apply(database: Database, wishes: Sequence[Wish]) -> list[Moved]:
             "error_codes": [wish.error_code for wish in wishes],
             "errors": [wish.error for wish in wishes],
             "request_ids": [wish.request_id for wish in wishes],
+            "by": by,
         },
     )
     return [Moved(row["job_id"], row["status"], row["won"], row["contradicts"]) for row in rows]

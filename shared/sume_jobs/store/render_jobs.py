@@ -455,13 +455,19 @@ failed as (
   update gen_job g set regeneration_open = false
    where g.job_id = any (%(job_ids)s::text[]) and g.regeneration_open
      and g.render_job_id = any (array(select id from locked))
-  returning g.job_id, g.render_job_id)
-update render_jobs r set generation = r.generation + 1
-  from failed f
- where r.id = any (array(select id from locked)) and r.id = f.render_job_id
-   and r.sume_job_id = f.job_id and r.status = 'submitted'
-   and r.generation < %(max_generations)s and r.cancel_requested_at is null
-returning r.id"""
+  returning g.job_id, g.render_job_id),
+raised as (
+  update render_jobs r set generation = r.generation + 1
+    from failed f
+   where r.id = any (array(select id from locked)) and r.id = f.render_job_id
+     and r.sume_job_id = f.job_id and r.status = 'submitted'
+     and r.generation < %(max_generations)s and r.cancel_requested_at is null
+  returning r.id),
+-- Told here, or the trigger that keeps the history would take it for an operator's doing.
+kept as (
+  insert into job_history (render_job_id, machine, by, from_status, to_status)
+  select id, 'submission', 'reap', 'submitted', 'pending' from raised)
+select id from raised"""
 
 
 def regenerate(

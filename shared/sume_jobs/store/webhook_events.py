@@ -44,7 +44,7 @@ class Received:
 RECEIVE: Final = f"""
 with wish as materialized (
   select %(job_id)s::text as job_id, %(status)s::text as status, %(error_code)s::text as error_code,
-         %(error)s::jsonb as error, %(request_id)s::text as request_id),
+         %(error)s::jsonb as error, %(request_id)s::text as request_id, 'webhook' as by),
 {JUDGE},
 stored as (
   insert into webhook_event (event_id, job_id, event_type, job_status, error_code, error, request_id,
@@ -93,7 +93,7 @@ def receive(database: Database, event: Event) -> Received:
 _RESOLVE: Final = f"""
 wish as materialized (
   select distinct on (e.job_id) e.event_id, e.job_id, e.job_status as status, e.error_code, e.error,
-         e.request_id
+         e.request_id, 'webhook' as by
     from webhook_event e
    where e.outcome = 'held' and e.job_id = any (array(select job_id from known))
    order by e.job_id, e.job_status in ('completed', 'failed', 'canceled') desc, e.received_at, e.event_id),
