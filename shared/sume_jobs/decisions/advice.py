@@ -1,0 +1,87 @@
+"""Why a row needs attention and what to do next, in plain words for the team."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A reason, and the next action."""
+
+    reason: str
+    action: str
+
+
+_NEW_GENERATION: Final = "start a new generation (billed anew)"
+
+_SUBMISSION: Final = {
+    "attempts_exhausted": Advice(
+        "All attempts to send it failed.",
+        "Look at the last answer in the support view, mend the cause, then send it again.",
+    ),
+    "idempotency_window_expired": Advice(
+        "Whether Sume took it was never learned, and its key is too old to ask again without "
+        "the risk of a second bill.",
+        f"Look for the job in Sume's list; if it is not there, {_NEW_GENERATION}.",
+    ),
+    "idempotency_key_collision": Advice(
+        "Sume knew its key already: another stage or a restored database uses the same prefix.",
+        f"Give each stage its own IDEMPOTENCY_PREFIX, then {_NEW_GENERATION}.",
+    ),
+    "job_id_conflict": Advice(
+        "Sume answered with a job that belongs to another row.",
+        f"Look at job_conflict and ask Sume; then {_NEW_GENERATION}.",
+    ),
+}
+
+_ATTENTION: Final = {
+    "overdue": Advice(
+        "Its job has been at Sume for longer than the deadline.",
+        "Nothing is lost: it is still followed. Ask Sume with the job's id, or cancel it.",
+    ),
+    "job_not_found": Advice(
+        "Sume no longer finds its job.",
+        f"Ask Sume with the job's id; if it is gone, {_NEW_GENERATION}.",
+    ),
+    "result_missing": Advice(
+        "Its job is completed, but Sume gives no result.",
+        "Ask Sume with the job's id; it is still asked from time to time.",
+    ),
+}
+
+
+def advise(row: Mapping[str, Any]) -> Advice:
+    """Explain a row by submission_status, submission_error_code, sume_may_have_the_job, job_status,
+    error_code and attention, named as in the view job_support.
+    """
+    submission = row["submission_status"]
+    if submission == "failed":
+        code = row["submission_error_code"]
+        known = _SUBMISSION.get(code or "")
+        if row["sume_may_have_the_job"] and code == "attempts_exhausted":
+            return Advice(
+                "All attempts to send it failed, and Sume may have taken one of them.",
+                "Send it again with the same key soon: that costs nothing if Sume has it.",
+            )
+        return known or Advice(
+            f"Sume refused it ({code})." if code else "It could not be sent.",
+            f"Change what was refused and {_NEW_GENERATION}.",
+        )
+    if submission == "canceled" or row["job_status"] == "canceled":
+        return Advice("It was canceled.", f"Nothing to do; if it is wanted, {_NEW_GENERATION}.")
+    if row["job_status"] == "failed":
+        code = row["error_code"]
+        return Advice(
+            f"The generation failed at Sume ({code})."
+            if code
+            else "The generation failed at Sume.",
+            f"Read the error in the support view; if it may work now, {_NEW_GENERATION}.",
+        )
+    return _ATTENTION.get(row["attention"] or "") or Advice(
+        f"It is marked for attention ({row['attention']}).", "Look at the support view."
+    )
