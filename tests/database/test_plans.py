@@ -30,14 +30,16 @@ select n, 'a lighthouse at dusk, in oil, number ' || n,
        case when n % 20 > 0 then 'job_' || n end, 'render-job-' || n,
        '{{"prompt": "a lighthouse at dusk, in oil"}}', 1, 1, at, at, at, at,
        case when n % 20 = 0 then 'bad' end
-  from generate_series(1, {HISTORY}) n, lateral (select now() - interval '29 days' + n * interval '1 s') t (at);
-insert into gen_job (job_id, idempotency_key, render_job_id, status, next_poll_at, result, created_at,
-                     updated_at)
+  from generate_series(1, {HISTORY}) n,
+       lateral (select now() - interval '29 days' + n * interval '1 s') t (at);
+insert into gen_job (job_id, idempotency_key, render_job_id, status, next_poll_at, result,
+                     created_at, updated_at)
 select sume_job_id, idempotency_key, id, case when id % 20 = 1 then 'failed' else 'completed' end,
        null, '{{"artifacts": [{{"url": "https://media/1.png"}}]}}', created_at, updated_at
   from render_jobs where sume_job_id is not null and id <= {HISTORY};
 insert into follow_up (job_id, kind, render_job_id, created_at, run_after, dispatched_at)
-select job_id, 'job.' || status, render_job_id, created_at, created_at, created_at from gen_job where render_job_id <= {HISTORY};
+select job_id, 'job.' || status, render_job_id, created_at, created_at, created_at
+  from gen_job where render_job_id <= {HISTORY};
 insert into webhook_event (event_id, job_id, job_status, body, outcome, received_at)
 select 'evt_' || job_id, job_id, status, '{{"id": "evt", "data": {{}}}}', 'applied', created_at
   from gen_job where render_job_id <= {HISTORY};
@@ -47,12 +49,13 @@ select 'evt_' || job_id, job_id, status, '{{"id": "evt", "data": {{}}}}', 'appli
 HOT_ROWS = f"""
 insert into render_jobs (id, prompt, priority) select {HISTORY} + n, 'pending ' || n, n % 4
   from generate_series(1, {HOT}) n;
-insert into render_jobs (id, prompt, status, claim_token, claimed_at, attempts, sends, idempotency_key,
-                         request_body)
+insert into render_jobs (id, prompt, status, claim_token, claimed_at, attempts, sends,
+                         idempotency_key, request_body)
 select {HISTORY} + 100 + n, 'submitting', 'submitting', gen_random_uuid(),
        now() - interval '1 hour', 1, 1, 'render-job-' || {HISTORY} + 100 + n, '{{}}'
   from generate_series(1, {HOT}) n;
-insert into render_jobs (id, prompt, status, sume_job_id, attempts, sends, idempotency_key, request_body)
+insert into render_jobs (id, prompt, status, sume_job_id, attempts, sends, idempotency_key,
+                         request_body)
 select {HISTORY} + 200 + n, 'submitted', 'submitted', 'job_' || {HISTORY} + 200 + n, 1, 1,
        'render-job-' || {HISTORY} + 200 + n, '{{}}'
   from generate_series(1, {HOT}) n;
@@ -60,7 +63,8 @@ insert into gen_job (job_id, idempotency_key, render_job_id, next_poll_at, cance
 select sume_job_id, idempotency_key, id, now() - interval '1 minute', now()
   from render_jobs where prompt = 'submitted';
 insert into webhook_event (event_id, job_id, job_status, body, outcome)
-select 'held_' || n, 'job_early_' || n, 'completed', '{{}}', 'held' from generate_series(1, {HOT}) n;
+select 'held_' || n, 'job_early_' || n, 'completed', '{{}}', 'held'
+  from generate_series(1, {HOT}) n;
 """
 
 

@@ -393,7 +393,7 @@ def test_a_collision_ends_the_row_and_adopts_nothing(database: Database, store: 
 def test_a_replay_that_the_next_worker_caused_is_no_collision(
     database: Database, store: Any
 ) -> None:
-    """The first worker's request arrives at Sume after the second's: its replay is the row's own."""
+    """The first worker's request arrives after the second's: its replay is the row's own."""
     row = database.insert()
     first = one_claim(store)
     reap(store, claim_timeout=0)
