@@ -24,7 +24,7 @@ from sume_jobs.deadline import DeadlineResponse, call
 from sume_jobs.decisions.outcomes import Answer, NoAnswer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable
 
 CONNECT_SECONDS: Final = 3.0
 LARGEST_BODY: Final = 1024 * 1024
@@ -57,12 +57,14 @@ class SumeClient:
         adapter = _Adapter(pool_maxsize=concurrency, max_retries=0)
         self._session.mount("https://", adapter)
         self._session.mount("http://", adapter)
+        self._submit_request: requests.PreparedRequest | None = None
 
     def use_key(self, api_key: str) -> bool:
         """Use another API key from now on; tells whether it is another."""
         bearer = _Bearer(api_key)
         changed = bearer != self._session.auth
         self._session.auth = bearer
+        self._submit_request = None
         return changed
 
     def close(self) -> None:
@@ -71,37 +73,48 @@ class SumeClient:
 
     def submit(self, key: str, body: str) -> Answer | NoAnswer:
         """Submit a generation: the frozen body under the row's own Idempotency-Key."""
-        headers = {"Idempotency-Key": key, "Content-Type": "application/json"}
-        return self._call("POST", self._submit_url, headers, body.encode())
+        return self._call(lambda: self._prepare_submit(key, body.encode()))
 
     def job(self, job_id: str) -> Answer | NoAnswer:
         """Read a job's record."""
-        return self._call("GET", self._job_url(job_id))
+        return self._call(lambda: self._prepare("GET", self._job_url(job_id)))
 
     def result(self, job_id: str) -> Answer | NoAnswer:
         """Read a completed job's result."""
-        return self._call("GET", self._job_url(job_id) + "/result")
+        return self._call(lambda: self._prepare("GET", self._job_url(job_id) + "/result"))
 
     def cancel(self, job_id: str) -> Answer | NoAnswer:
         """Ask for a job to be canceled."""
-        headers = {"Content-Type": "application/json"}
-        return self._call("POST", self._job_url(job_id) + "/cancel", headers, b"{}")
+        return self._call(lambda: self._prepare("POST", self._job_url(job_id) + "/cancel", b"{}"))
 
     def _job_url(self, job_id: str) -> str:
         return f"{self._base_url}/v1/jobs/{quote(job_id, safe='')}"
 
-    def _call(
-        self, method: str, url: str, headers: Mapping[str, str] | None = None, body: bytes = b""
-    ) -> Answer | NoAnswer:
+    def _prepare(self, method: str, url: str, body: bytes = b"") -> requests.PreparedRequest:
+        headers = {"Content-Type": "application/json"} if body else None
+        return self._session.prepare_request(
+            requests.Request(method, url, headers=headers, data=body or None)
+        )
+
+    def _prepare_submit(self, key: str, body: bytes) -> requests.PreparedRequest:
+        """Copy the one prepared submit: preparing each anew took a quarter of a call's work."""
+        template = self._submit_request
+        if template is None:
+            self._submit_request = template = self._prepare("POST", self._submit_url, b"{}")
+        request = template.copy()
+        requests.utils.check_header_validity(("Idempotency-Key", key))
+        request.headers["Idempotency-Key"] = key
+        request.headers["Content-Length"] = str(len(body))
+        request.body = body
+        return request
+
+    def _call(self, prepare: Callable[[], requests.PreparedRequest]) -> Answer | NoAnswer:
         call.deadline = deadline = time.monotonic() + self._timeout
         call.silence = self._timeout
         call.sent = False
         try:
-            with self._session.request(
-                method,
-                url,
-                headers=headers,
-                data=body or None,
+            with self._session.send(
+                prepare(),
                 timeout=(min(CONNECT_SECONDS, self._timeout), self._timeout),
                 allow_redirects=False,
                 stream=True,
