@@ -272,8 +272,11 @@ def look_soon(database: Database, job_id: str) -> bool:
 
 # Another generation -------------------------------------------------------------------------
 
+# A job whose end was learned without its error is judged once poll has asked for it.
 OPEN_REGENERATIONS: Final = """
-select job_id, render_job_id, error from gen_job where regeneration_open order by job_id limit %(batch)s"""
+select job_id, render_job_id, error from gen_job
+ where regeneration_open and (error is not null or next_poll_at is null)
+ order by job_id limit %(batch)s"""
 
 
 def open_regenerations(database: Database, batch: int) -> list[tuple[str, int | None, object]]:
