@@ -40,18 +40,20 @@ START_SECONDS = 30.0
 LOG_BYTES = 20 * 1024 * 1024
 
 # The functions with the limits and schedules of template.yaml (a test holds the two together).
-# None: not scheduled. The concurrency is what one machine has room for.
+# None: not scheduled. The concurrency is what one machine has room for. `archive` is left out: it
+# needs S3.
 LIMITS: Mapping[str, Function] = {
     function.name: function
     for function in (
         Function("submit", "functions.submit.app.handler", 120, 512, 3),
         Function("reap", "functions.reap.app.handler", 60, 256, 1),
         Function("poll", "functions.poll.app.handler", 60, 512, 2),
+        Function("dispatch", "functions.dispatch.app.handler", 60, 256, 1),
         Function("webhook", "functions.webhook.app.handler", 10, 512, 4),
         Function("migrate", "functions.migrate.app.handler", 300, 256),
     )
 }
-SCHEDULE_SECONDS: Mapping[str, float] = {"submit": 60, "reap": 60, "poll": 60}
+SCHEDULE_SECONDS: Mapping[str, float] = {"submit": 60, "reap": 60, "poll": 60, "dispatch": 60}
 ROUTES: tuple[Route, ...] = (WEBHOOK,)
 
 # Settings that the person who starts the bundle may give in the environment; they win.
@@ -68,6 +70,9 @@ SETTINGS = (
     "IDEMPOTENCY_PREFIX",
     "IDEMPOTENCY_RETENTION_SECONDS",
     "IN_FLIGHT_DEADLINE_SECONDS",
+    # Without a target, as by default, dispatch leaves the follow-ups where they are.
+    "FOLLOW_UP_QUEUE_URL",
+    "FOLLOW_UP_EVENT_BUS",
     "RETENTION_DAYS",
     "POWERTOOLS_LOG_LEVEL",
 )

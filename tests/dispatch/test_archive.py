@@ -148,6 +148,15 @@ def fake_picture(job: str) -> bytes:
     return png(job.removeprefix("job_"))
 
 
+def test_the_sample_events_are_understood(archive: Bundle, root: Path) -> None:
+    tick = json.loads((root / "events" / "dispatch.json").read_text())
+    assert archive.start("dispatch", event=tick).result()["backlog"] == 0
+    batch = json.loads((root / "events" / "archive.json").read_text())
+    assert archive.start("archive", event=batch).result() == {"batchItemFailures": []}
+    (line,) = [each for each in archive.logs() if each["message"] == "archive_without_job"]
+    assert line["job"] == json.loads(batch["Records"][0]["body"])["job_id"]
+
+
 def test_it_is_off_without_a_bucket(at_aws: Bundle, fake: FakeSume) -> None:
     assert A(at_aws, follow_up("job_1")) == [0], "nothing is lost: the queue keeps it"
 

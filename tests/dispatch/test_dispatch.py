@@ -145,16 +145,16 @@ def test_two_dispatchers_share_the_work_and_send_each_once(
     at_aws.set(FOLLOW_UP_QUEUE_URL=queue)
     database.execute(
         "with job as (insert into gen_job (job_id, idempotency_key, status, next_poll_at)"
-        " select 'job_' || n, 'key-' || n, 'completed', null from generate_series(1, 80) n"
+        " select 'job_' || n, 'key-' || n, 'completed', null from generate_series(1, 40) n"
         " returning job_id)"
         " insert into follow_up (job_id, kind) select job_id, 'job.completed' from job"
     )
     runs = [at_aws.start("dispatch", container=at_aws.another()) for _ in range(2)]
     counts = [run.result() for run in runs]
-    assert sum(count["dispatched"] for count in counts) == 80
+    assert sum(count["dispatched"] for count in counts) == 40
     assert all(count["dispatched"] for count in counts), counts
     seen = Counter(event["id"] for event in aws.events(queue))
-    assert len(seen) == 80
+    assert len(seen) == 40
     assert set(seen.values()) == {1}
 
 
@@ -177,7 +177,7 @@ def test_a_target_that_takes_nothing_costs_no_attempt_and_stops_the_run(
     assert {each["attempts"] for each in follow_ups} == {0}
     (alarm,) = [line for line in at_aws.logs("ERROR") if line["message"] == "follow_ups_not_sent"]
     assert alarm["target"] == "sqs"
-    for _ in range(6):
+    for _ in range(3):
         database.age("1 minute")
         O(at_aws)
     assert not database.one("select count(*) from follow_up where dead_reason is not null")
