@@ -14,7 +14,13 @@ from sume_jobs.settings import Settings
 
 from tests.database.sessions import Session
 from tests.support.examples import load_profile
-from tests.support.postgres import Database, Server, create_database, drop_database
+from tests.support.postgres import (
+    APP_ROLE,
+    Database,
+    Server,
+    create_database,
+    drop_database,
+)
 
 load_profile()
 
@@ -42,6 +48,9 @@ def shared_database(postgres: Server, template: str) -> Iterator[Database]:
     name = f"sume_store_{os.getpid()}_{next(_numbers)}"
     create_database(postgres, name, template)
     database = Database(postgres, name)
+    # Tests hold locks against each other on purpose; on a busy machine that may take a while.
+    for limit in ("lock_timeout", "idle_in_transaction_session_timeout"):
+        database.execute(f"alter role {APP_ROLE} in database {name} set {limit} = '60s'")
     yield database
     database.close()
     drop_database(postgres, name)

@@ -92,16 +92,25 @@ def test_decisions_have_no_clock_no_chance_and_no_files(path: Path) -> None:
     assert not [module for module in imports_of(path) if module.split(".")[0] in impure]
 
 
+SQL = ("select", "insert", "update", "delete", "with")
+
+
 def test_sql_is_only_in_the_store() -> None:
+    """Outside of it no text begins like a statement, but for advice that is given to a person."""
     for path in MODULES:
         if is_in(name_of(path), "sume_jobs.store"):
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        advice = {
+            id(part)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.keyword) and node.arg == "advice"
+            for part in ast.walk(node.value)
+        }
+        for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                text = node.value.split()
-                assert text[:1] not in (["select"], ["insert"], ["update"], ["delete"], ["with"]), (
-                    f"{name_of(path)} holds SQL: {node.value[:60]}"
-                )
+                is_sql = node.value.split()[:1] in ([word] for word in SQL)
+                assert not is_sql or id(node) in advice, f"{name_of(path)}: {node.value[:60]}"
 
 
 def test_one_place_writes_the_status_of_a_job() -> None:
