@@ -22,7 +22,10 @@ FUNCTIONS: Final = {
     "SubmitFunction": "submit",
     "ReapFunction": "reap",
     "PollFunction": "poll",
+    "DispatchFunction": "dispatch",
     "WebhookFunction": "webhook",
+    "ApiFunction": "api",
+    "ArchiveFunction": "archive",
     "MigrateFunction": "migrate",
 }
 # Processor as Lambda names it: e_machine of its ELF files.
@@ -145,9 +148,10 @@ def inspect_functions(build: Path, python: Path | None) -> tuple[list[str], list
     """Look through the built functions; with `python`, import each as Lambda would."""
     bad: list[str] = []
     for resource, folder in FUNCTIONS.items():
-        files = {path.name for path in (build / resource).glob("*")}
-        if files - {"__pycache__"} != {"app.py"}:
-            bad.append(f"functions/{folder} is built as {sorted(files)}, not as app.py alone")
+        files = {path.name for path in (build / resource).glob("*")} - {"__pycache__"}
+        wanted = {path.name for path in (ROOT / "functions" / folder).glob("*")} - {"__pycache__"}
+        if files != wanted or "app.py" not in files:
+            bad.append(f"functions/{folder} is built as {sorted(files)}, not as {sorted(wanted)}")
         elif python:
             done = subprocess.run(
                 [python, "-s", "-S", "-B", "-W", "error", "-c", _IMPORT],

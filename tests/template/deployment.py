@@ -54,6 +54,8 @@ def translate(template: dict[str, Any]) -> dict[str, Any]:
         for key in ("CodeUri", "ContentUri"):
             if key in resource.get("Properties", {}):
                 resource["Properties"][key] = "s3://bucket/key"
+        if "TemplateURL" in resource.get("Properties", {}):
+            resource["Properties"]["TemplateURL"] = "https://bucket.s3.amazonaws.com/key"
     policies = mock.Mock()
     policies.load.return_value = {}
     with mock.patch.dict("os.environ", AWS_DEFAULT_REGION=PSEUDO["AWS::Region"]):
@@ -126,7 +128,9 @@ class Deployment:
             if "Condition" not in resource or self.condition(resource["Condition"]):
                 self.resources[name] = self.resolve(resource)
         self.outputs = {
-            name: self.resolve(output["Value"]) for name, output in template["Outputs"].items()
+            name: self.resolve(output["Value"])
+            for name, output in template["Outputs"].items()
+            if "Condition" not in output or self.condition(output["Condition"])
         }
 
     @staticmethod
@@ -189,6 +193,14 @@ class Deployment:
 
     def _and(self, inner: list[Any]) -> bool:
         return all(self.resolve(item) for item in inner)
+
+    def _split(self, inner: list[Any]) -> list[str]:
+        return str(self.resolve(inner[1])).split(inner[0])
+
+    def _select(self, inner: list[Any]) -> Any:
+        index, values = int(inner[0]), self.resolve(inner[1])
+        # What only CloudFormation knows, such as an ARN, has no parts here.
+        return values[index] if index < len(values) else f"{values[0]}[{index}]"
 
     def _join(self, inner: list[Any]) -> str:
         return str(inner[0]).join(str(part) for part in self.resolve(inner[1]))
