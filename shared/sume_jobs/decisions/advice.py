@@ -85,3 +85,34 @@ def advise(row: Mapping[str, Any]) -> Advice:
     return _ATTENTION.get(row["attention"] or "") or Advice(
         f"It is marked for attention ({row['attention']}).", "Look at the support view."
     )
+
+
+_ITSELF: Final = "it goes on by itself."
+_GATES: Final = {
+    "unauthorized": f"Sume refuses the API key. Check the key and its secret; then {_ITSELF}",
+    "insufficient_credits": f"The credits at Sume are used up. Add credits; then {_ITSELF}",
+    "forbidden": f"Sume refuses access. Check the key's workspace; then {_ITSELF}",
+    "wrong_address": "Sume has nothing at this address. Check SUME_BASE_URL and SUME_SUBMIT_PATH; "
+    f"then {_ITSELF}",
+    "outage": f"Several answers in a row were lost, Sume may be down: {_ITSELF}",
+    "queue_capacity": f"Sume's queue for this key is full: {_ITSELF}",
+    "queue_full": f"Sume's queue for this key is full: {_ITSELF}",
+    "rate_limited": f"Sume asks to slow down: {_ITSELF}",
+}
+_GATES_BY_STATUS: Final = {
+    "http_401": _GATES["unauthorized"],
+    "http_402": _GATES["insufficient_credits"],
+    "http_403": _GATES["forbidden"],
+    "http_429": _GATES["rate_limited"],
+    "http_503": _GATES["outage"],
+}
+
+
+def advise_gate(reason: str | None) -> str:
+    """Explain why a gate is closed, and what to do, by the reason in pace_gate."""
+    return (
+        _GATES.get(reason or "")
+        or _GATES_BY_STATUS.get(reason or "")
+        or "Look at the reason; it is tried again by itself, or at once after: "
+        "update pace_gate set closed_until = now()."
+    )

@@ -20,7 +20,7 @@ import psycopg
 from sume_jobs import telemetry
 from sume_jobs.connection import DatabaseUnavailable
 from sume_jobs.decisions import enqueue_request
-from sume_jobs.decisions.advice import advise
+from sume_jobs.decisions.advice import advise, advise_gate
 from sume_jobs.decisions.enqueue_request import LARGEST_ID
 from sume_jobs.secrets import SecretUnavailable
 from sume_jobs.store import enqueue as enqueue_store
@@ -331,6 +331,7 @@ def _gate(row: Row) -> dict[str, Any]:
         "name": row["name"],
         "state": state,
         "reason": row["reason"] if row["is_closed"] else None,
+        "advice": advise_gate(row["reason"]) if row["is_closed"] else None,
         "opens_in_seconds": round(closed_for) if state == "closed" else None,
     }
 

@@ -162,29 +162,42 @@ def support(database: Database, row_id: int) -> Row | None:
 
 # The figures of the board. Each part repeats the predicate of the index that it is to be read from.
 
+# Where the statistics already tell that there are many, nothing is counted: those rows may lie on
+# as many pages.
+_MANY: Final = 4 * EXACT
+
+
+def _counted(query: str) -> str:
+    return f"(select count(*) from ({query} limit {EXACT + 1}) x)"
+
+
+def _estimated(name: str) -> str:
+    return f"(select reltuples from pg_class where oid = '{name}'::regclass)"
+
+
+def _counted_if_few(name: str, query: str) -> str:
+    return f"case when {_estimated(name)} > {_MANY} then {EXACT + 1} else {_counted(query)} end"
+
+
+_WAITING: Final = "select from render_jobs where status = 'pending' and reaps"
+_AT_SUME: Final = """
+  select from gen_job where status in ('queued', 'processing') and attention is null"""
+_FAILED_ROWS: Final = "select from render_jobs where status in ('failed', 'canceled')"
+_FAILED_JOBS: Final = """
+  select from gen_job where attention is not null or status in ('failed', 'canceled')"""
+
 FIGURES: Final = f"""
 with figure (name, counted, estimated) as (values
-  ('waiting', (select count(*) from (
-      select from render_jobs where status = 'pending' and reaps < 2 limit {EXACT + 1}) x),
-    (select reltuples from pg_class where oid = 'render_jobs_claim'::regclass)),
-  ('suspect', (select count(*) from (
-      select from render_jobs where status = 'pending' and reaps >= 2 limit {EXACT + 1}) x),
-    (select reltuples from pg_class where oid = 'render_jobs_suspect'::regclass)),
-  ('sending', (select count(*) from (
-      select from render_jobs where status = 'submitting' limit {EXACT + 1}) x),
-    (select reltuples from pg_class where oid = 'render_jobs_claimed'::regclass)),
-  ('at_sume', (select count(*) from (
-      select from gen_job where status in ('queued', 'processing') and attention is null
-       limit {EXACT + 1}) x),
-    (select reltuples from pg_class where oid = 'gen_job_in_flight'::regclass)),
-  ('failed_rows', (select count(*) from (
-      select from render_jobs where status in ('failed', 'canceled') limit {EXACT + 1}) x),
-    (select reltuples from pg_class where oid = 'render_jobs_ended_badly_by_id'::regclass)),
-  ('failed_jobs', (select count(*) from (
-      select from gen_job where attention is not null or status in ('failed', 'canceled')
-       limit {EXACT + 1}) x),
-    (select reltuples from pg_class where oid = 'gen_job_attention_by_row'::regclass)),
-  ('all', (select count(*) from (select from render_jobs limit {EXACT + 1}) x),
+  ('waiting', {_counted(_WAITING + " < 2")}, {_estimated("render_jobs_claim")}),
+  ('suspect', {_counted(_WAITING + " >= 2")}, {_estimated("render_jobs_suspect")}),
+  ('sending', {_counted("select from render_jobs where status = 'submitting'")},
+    {_estimated("render_jobs_claimed")}),
+  ('at_sume', {_counted_if_few("gen_job_in_flight", _AT_SUME)}, {_estimated("gen_job_in_flight")}),
+  ('failed_rows', {_counted_if_few("render_jobs_ended_badly_by_id", _FAILED_ROWS)},
+    {_estimated("render_jobs_ended_badly_by_id")}),
+  ('failed_jobs', {_counted_if_few("gen_job_attention_by_row", _FAILED_JOBS)},
+    {_estimated("gen_job_attention_by_row")}),
+  ('all', {_counted_if_few("render_jobs", "select from render_jobs")},
     (select greatest(reltuples, pg_stat_get_live_tuples(oid))
        from pg_class where oid = 'render_jobs'::regclass)))
 select name, counted,
@@ -213,6 +226,8 @@ class Figures:
 
 def figures(database: Database) -> Figures:
     """Count up to 500 of a kind, and estimate what is more from what the statistics say.
+
+    Statistics lag behind by up to a minute or 5,000 rows.
 
     Once there are more rows than that, a failed job counts as in need of attention even where
     its row has gone on to another generation.
