@@ -116,6 +116,7 @@ class PacedRun(Generic[Item]):
     _one_at_a_time: bool = False
     _ended: bool = False
     _nothing_due: bool = False
+    _looked_busy: bool = False
     _claim_at: float = 0.0
     _linger_until: float = 0.0
     _latency: float | None = None
@@ -196,6 +197,9 @@ class PacedRun(Generic[Item]):
         busy = len(self._in_flight) + len(self._ready)
         wanted = self._width + self._ahead - busy
         now = time.monotonic()
+        # What a busy run found says nothing about the rows that are sent alone.
+        if busy == 0 and self._looked_busy:
+            self._claim_at = 0.0
         # A busy run waits until a claim pays: its width, or all that may be ahead.
         if wanted < max(1, min(self._width, self._ahead)) or now < self._claim_at:
             return
@@ -213,7 +217,8 @@ class PacedRun(Generic[Item]):
         for item in items:
             self._ready.append(_Claimed(item, now, admission.probing, self._epoch))
             self._alone = self._alone or self.work.is_alone(item)
-        self._nothing_due = not items
+        self._nothing_due = not items and busy == 0
+        self._looked_busy = False
         if items and len(items) >= wanted:
             return
         if admission.debt is not None and admission.is_open and len(items) >= admission.tokens:
@@ -223,6 +228,7 @@ class PacedRun(Generic[Item]):
             self._nothing_due = False
         elif admission.is_open:
             self._claim_at = now + LOOK_AGAIN
+            self._looked_busy = busy > 0
         elif not items and not self._probe_is_out:
             # Closed, or somebody else's probe is out: a run that lingers may outlast it.
             self._claim_at = now + max(admission.closed_for, LOOK_AGAIN)

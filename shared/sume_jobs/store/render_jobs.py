@@ -85,12 +85,13 @@ _FATE: Final = """
               when unknown_since < now() - make_interval(secs => %(retention)s)
                 then 'idempotency_window_expired'
               when attempts >= %(max_attempts)s then 'attempts_exhausted'
-              else 'submitting' end as fate"""
+              else 'submitting' end as fate,
+         %(prefix)s || '-' || id || case when generation > 1 then '-' || generation else '' end as made_key"""
 
 CLAIM: Final = f"""
 with {pace.admission(_IS_DUE)},
 normal as materialized (
-  select row.id, row.fate from budget
+  select row.id, row.fate, row.made_key from budget
    cross join {_BANDS}
    cross join lateral (
      select id, {_FATE}
@@ -105,7 +106,7 @@ suspect as materialized (
      and %(may_be_alone)s and (select tokens from budget) > 0 and not exists (select from normal)
    order by reaps, run_after, id limit 1 for update skip locked),
 picked as materialized (
-  select id, fate from normal union all select id, fate from suspect),
+  select * from normal union all select * from suspect),
 {pace.PROBE},
 claimed as (
   update render_jobs r
@@ -116,8 +117,10 @@ claimed as (
          claim_token = case when a.fate = 'submitting' then gen_random_uuid() end,
          attempts = r.attempts + (a.fate = 'submitting')::int,
          sends = r.sends + (a.fate = 'submitting')::int,
-         idempotency_key = coalesce(r.idempotency_key, %(prefix)s || '-' || r.id
-           || case when r.generation > 1 then '-' || r.generation else '' end),
+         -- An application may have given another row this very key: then this one gets its own.
+         idempotency_key = coalesce(r.idempotency_key, a.made_key || case
+           when exists (select from render_jobs k where k.idempotency_key = a.made_key)
+             then '-' || gen_random_uuid() else '' end),
          request_body = coalesce(r.request_body, (r.params
            || jsonb_build_object('model', r.model, 'prompt', r.prompt)
            || case when %(webhook_url)s::text is null then jsonb_build_object('mode', 'async')
