@@ -25,6 +25,9 @@ def main() -> None:
     parser.add_argument("--long", action="store_true", help="with budget (13 minutes)")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rows", type=int, default=2000, help="prompts of end_to_end")
+    parser.add_argument(
+        "--latencies", type=float, nargs="*", default=[0.0, 0.2], help="of end_to_end, in seconds"
+    )
     parser.add_argument("--disk", action="store_true", help="the server's data on disk")
     parser.add_argument("--before", type=Path, help="folder of another state of the code")
     given = parser.parse_args()
@@ -35,7 +38,9 @@ def main() -> None:
         server = stand.describe()
         console.print(f"{server}; {given.repeats} repeats\n", highlight=False)
         measures: dict[str, Callable[[], Subject]] = {
-            "end_to_end": lambda: end_to_end.measure(stand, given.repeats, given.rows, before),
+            "end_to_end": lambda: end_to_end.measure(
+                stand, given.repeats, given.rows, given.latencies, before
+            ),
             "queue_core": lambda: queue_core.measure(stand, given.repeats),
             "latency": lambda: latency.measure(given.repeats),
             "memory": lambda: memory.measure(given.repeats),

@@ -53,7 +53,7 @@ def _run(stand: Stand, budget: int, submitters: int) -> tuple[int, list[float]]:
             threads = [threading.Thread(target=_submit, args=(runner,)) for _ in range(submitters)]
             for thread in threads:
                 thread.start()
-            begun = _first_post(fake)
+            _wait_for_first_post(fake)
             threading.Event().wait(seconds)
             times = _posts(fake, rows)
             most = fake.stats()["max_posts_in_60_seconds"]
@@ -66,6 +66,7 @@ def _run(stand: Stand, budget: int, submitters: int) -> tuple[int, list[float]]:
             runner.close()
             for thread in threads:
                 thread.join(10)
+    begun = times[0]
     minutes = [
         sum(begun + 60 * minute <= at < begun + 60 * (minute + 1) for at in times) / budget
         for minute in range(MINUTES)
@@ -79,10 +80,10 @@ def _submit(runner: Runner) -> None:
         result_of(runner, "ours", {})
 
 
-def _first_post(fake: Fake) -> float:
+def _wait_for_first_post(fake: Fake) -> None:
     for _ in range(300):
-        if times := _posts(fake, 10):
-            return times[0]
+        if _posts(fake, 1):
+            return
         threading.Event().wait(0.1)
     raise RuntimeError("no post came within 30 s")
 

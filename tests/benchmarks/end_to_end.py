@@ -21,16 +21,19 @@ SHARE_OF_CEILING = 0.9
 SHARE_OF_HTTP = 0.7
 
 
-def measure(stand: Stand, repeats: int, rows: int, before: Path | None) -> Subject:
-    """Rates, ratios and statements at 0 and 200 ms of API latency.
+def measure(
+    stand: Stand, repeats: int, rows: int, latencies: list[float], before: Path | None
+) -> Subject:
+    """Rates, ratios and statements at the given API latencies, in seconds.
 
     ``before`` is the folder of another state of the code, measured in the same run.
     """
     subject = Subject(f"End to end over HTTP, {rows:,} prompts")
-    for latency in (0.0, 0.2):
+    for latency in latencies:
         for concurrency in (16, 50):
             _one(subject, stand, repeats, rows, latency, concurrency, before)
-    _spread(subject, stand, repeats, rows)
+    if any(latencies):
+        _spread(subject, stand, repeats, rows)
     return subject
 
 

@@ -34,6 +34,8 @@ LOOK_AGAIN: Final = 0.1
 LAST_WORDS: Final = 1.0
 # About what one statement takes, in seconds: for that long threads can go on by themselves.
 STATEMENT_SECONDS: Final = 0.01
+# Only calls shorter than this are hurt by waiting for a statement.
+SHORT_CALL: Final = 0.1
 # A freed thread waits for others that are just being freed for this part of a call at most.
 WAVE_SHARE: Final = 0.02
 
@@ -184,7 +186,7 @@ class PacedRun(Generic[Item]):
     @property
     def _spare(self) -> int:
         """How many calls may wait inside the pool, so that short calls never wait for Postgres."""
-        if self._latency is None or self._width == 1:
+        if self._latency is None or self._width == 1 or self._latency > SHORT_CALL:
             return 0
         return int(self._width * min(1.0, STATEMENT_SECONDS / max(self._latency, 1e-3)))
 
