@@ -22,7 +22,6 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
-    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -38,6 +37,13 @@ from sume_jobs.store.render_jobs import Accepted, Claim, ClaimSettings, Refused
 from tests.support.examples import examples
 from tests.support.postgres import Database
 
+# What a request can come to; "slow" leaves it under way.
+ANSWERS = [
+    "accepted", "accepted", "accepted", "slow", "slow", "dies before the send",
+    "dies after the send", "lost", "no answer", "polite", "never sent", "try again", "refused",
+]  # fmt: skip
+INTERVALS = ["20 seconds", "20 seconds", "11 minutes", "3 hours"]
+MOVES = ["processing", "completed", "failed", "canceled"]
 MAX_ATTEMPTS = 3
 MAX_GENERATIONS = 2
 CLAIM_TIMEOUT = 600
@@ -69,6 +75,7 @@ begin
   end loop;
 end $$"""
 
+MAKE_DUE = "update gen_job set next_poll_at = now() where next_poll_at is not null"
 MOVING = "select id, status from render_jobs where status in ('pending', 'submitting')"
 
 
@@ -109,124 +116,113 @@ class Machines(RuleBasedStateMachine):
         self.ends: dict[str, str] = {}  # job id -> its end, as first seen in the database
         self.known: set[str] = set()  # job ids that were handed to `record` as a success
         self.generations: dict[int, int] = {}
+        self.said: dict[str, set[str]] = defaultdict(set)  # what webhooks told of a job
 
-    @initialize()
-    def empty(self) -> None:
+    @initialize(data=st.data())
+    def begin(self, data: st.DataObject) -> None:
         with self.database.connection.transaction():
             self.database.execute("set local session_replication_role = replica")
             self.database.execute(EMPTY)
+        self.insert(data)
 
-    # ------------------------------------------------------------------ what happens
+    @rule(data=st.data())
+    def something_happens(self, data: st.DataObject) -> None:
+        """One rule that draws among all that can happen now: Hypothesis itself would leave out
+        whole rules for whole walks, and rows would seldom get as far as a job."""
+        can = [self.insert, self.work, self.work, self.time_passes, self.cancel]
+        if self.claims or self.late:
+            can += [self.slow_worker, self.slow_worker]
+        if self.claims:
+            can += [self.overtaken]
+        if self.sume.status:
+            can += [self.sume_works, self.webhook, self.webhook, self.poll]
+        if self.delivered:
+            can += [self.webhook_again]
+        if "failed" in self.ends.values():
+            can += [self.regenerate]
+        names = [each.__name__ for each in can]
+        getattr(self, data.draw(st.sampled_from(names), "what happens"))(data)
 
-    @rule(count=st.integers(1, 3), priority=st.integers(0, 3))
-    def insert(self, count: int, priority: int) -> None:
-        for _ in range(count):
+    # ------------------------------------------------------------------ workers
+
+    def insert(self, data: st.DataObject) -> None:
+        priority = data.draw(st.integers(0, 3))
+        for _ in range(data.draw(st.integers(1, 3))):
             self.store.run(
                 "insert into render_jobs (prompt, priority) values ('a fox', %(p)s)",
                 {"p": priority},
             )
 
-    @rule(wanted=st.integers(1, 4), alone=st.booleans())
-    def claim(self, wanted: int, alone: bool) -> None:
+    def work(self, data: st.DataObject) -> None:
+        """Claim, and let each request come to whatever it comes to."""
+        wanted, alone = data.draw(st.integers(1, 4)), data.draw(st.booleans())
         result = render_jobs.claim(self.store, CLAIMING, wanted, alone)
         assert len(result.claims) <= wanted
-        rows = {claim.row_id for claim in result.claims}
-        # Whose row was claimed anew comes late now.
-        self.late += [claim for claim in self.claims if claim.row_id in rows]
-        self.claims = [claim for claim in self.claims if claim.row_id not in rows]
-        self.claims += result.claims
+        for claim in result.claims:
+            # Whose row was claimed anew comes late now.
+            self.late += [each for each in self.claims if each.row_id == claim.row_id]
+            self.claims = [each for each in self.claims if each.row_id != claim.row_id]
+            self.answer(claim, data.draw(st.sampled_from(ANSWERS)))
 
-    def take(self, data: st.DataObject, late: bool) -> Claim:
-        claims = self.late if late else self.claims
-        return claims.pop(data.draw(st.integers(0, len(claims) - 1)))
+    def slow_worker(self, data: st.DataObject) -> None:
+        """A worker that took its time comes back, its row may be somebody else's by now."""
+        claim = data.draw(st.sampled_from([*self.late, *self.claims]))
+        self.claims = [each for each in self.claims if each is not claim]
+        self.late = [each for each in self.late if each is not claim]
+        self.answer(claim, data.draw(st.sampled_from([word for word in ANSWERS if word != "slow"])))
 
-    def answer(self, claim: Claim) -> None:
-        """Sume accepts: the worker tells the database what it heard."""
-        job_id, hit = self.sume.submit(claim.key)
-        self.known.add(job_id)
-        if hit and claim.first_send:
-            given: Accepted | Refused = Refused(
+    def overtaken(self, data: st.DataObject) -> None:
+        """A slow worker's row is reaped, and claimed by another."""
+        self.age("11 minutes")
+        self.reap()
+        self.age("20 seconds")
+        self.work(data)
+
+    def answer(self, claim: Claim, word: str) -> None:
+        if word in ("accepted", "dies after the send", "lost"):
+            job_id, hit = self.sume.submit(claim.key)
+        if word == "slow":
+            self.claims.append(claim)
+        elif word == "accepted":
+            self.known.add(job_id)
+            given: Accepted | Refused = Accepted(claim.row_id, claim.token, claim.key, job_id)
+            if hit and claim.first_send:
+                code = "idempotency_key_collision"
+                given = Refused(
+                    claim.row_id,
+                    claim.token,
+                    claim.key,
+                    "collision",
+                    error_code=code,
+                    job_id=job_id,
+                )
+            (recorded,) = render_jobs.record(self.store, [given], MAX_ATTEMPTS, 5.0)
+            assert recorded.fate in ("submitted", "already"), (
+                recorded,
+                "one row, one key, one job",
+            )
+        elif not word.startswith("dies"):
+            given = Refused(
                 claim.row_id,
                 claim.token,
                 claim.key,
-                "collision",
-                error_code="idempotency_key_collision",
-                job_id=job_id,
+                "fail" if word == "refused" else "requeue",
+                give_back_attempt=word in ("polite", "never sent"),
+                give_back_send=word == "never sent",
+                unknown=word in ("no answer", "lost"),
+                error_code=word.replace(" ", "_"),
             )
-        else:
-            given = Accepted(claim.row_id, claim.token, claim.key, job_id)
-        (recorded,) = render_jobs.record(self.store, [given], MAX_ATTEMPTS, 5.0)
-        assert recorded.fate in ("submitted", "already"), (recorded, "one row, one key, one job")
-
-    @precondition(lambda self: self.claims)
-    @rule(data=st.data(), look_again=st.booleans())
-    def accept(self, data: st.DataObject, look_again: bool) -> None:
-        claim = self.take(data, late=False)
-        self.answer(claim)
-        if look_again:
-            webhook_events.apply_held(self.store, [self.sume.jobs[claim.key]])
-
-    @precondition(lambda self: self.claims)
-    @rule(data=st.data())
-    def accepted_but_the_worker_dies(self, data: st.DataObject) -> None:
-        """Sume has the job, nobody heard of it; its row is left to the reaper."""
-        self.sume.submit(self.take(data, late=False).key)
-
-    @precondition(lambda self: self.claims)
-    @rule(data=st.data())
-    def killed_before_the_send(self, data: st.DataObject) -> None:
-        self.take(data, late=False)
-
-    @precondition(lambda self: self.claims)
-    @rule(
-        data=st.data(),
-        kind=st.sampled_from(["polite", "never sent", "try again", "no answer", "lost", "refused"]),
-        delay=st.sampled_from([0.0, 0.0, 30.0]),
-    )
-    def refuse(self, data: st.DataObject, kind: str, delay: float) -> None:
-        claim = self.take(data, late=False)
-        if kind == "lost":
-            self.sume.submit(claim.key)  # Sume accepted, and the answer was lost on its way
-        self.record_refusal(claim, kind, delay)
-
-    def record_refusal(self, claim: Claim, kind: str, delay: float) -> None:
-        given = Refused(
-            claim.row_id,
-            claim.token,
-            claim.key,
-            "fail" if kind == "refused" else "requeue",
-            delay=delay,
-            give_back_attempt=kind in ("polite", "never sent"),
-            give_back_send=kind == "never sent",
-            unknown=kind in ("no answer", "lost"),
-            error_code=kind.replace(" ", "_"),
-        )
-        render_jobs.record(self.store, [given], MAX_ATTEMPTS, 5.0)
-
-    @precondition(lambda self: self.late)
-    @rule(
-        data=st.data(), kind=st.sampled_from(["accepted", "accepted", "polite", "lost", "refused"])
-    )
-    def a_late_answer(self, data: st.DataObject, kind: str) -> None:
-        """A worker whose row was reaped comes back with what it heard long ago."""
-        claim = self.take(data, late=True)
-        if kind == "accepted":
-            self.answer(claim)
-        else:
-            if kind == "lost":
-                self.sume.submit(claim.key)
-            self.record_refusal(claim, kind, 0.0)
+            render_jobs.record(self.store, [given], MAX_ATTEMPTS, 5.0)
 
     def age(self, interval: str) -> None:
         with self.database.connection.transaction():
             self.database.execute("set local session_replication_role = replica")
             self.database.execute(AGE.replace("{interval}", interval))
 
-    @rule(interval=st.sampled_from(["20 seconds", "11 minutes", "11 minutes", "3 hours"]))
-    def time_passes(self, interval: str) -> None:
-        self.age(interval)
+    def time_passes(self, data: st.DataObject) -> None:
+        self.age(data.draw(st.sampled_from(INTERVALS)))
+        self.reap()
 
-    @rule()
     def reap(self) -> None:
         render_jobs.reap(self.store, CLAIM_TIMEOUT, RETENTION, MAX_ATTEMPTS, "render-job")
         rows = self.database.query("select id, claim_token::text as t from render_jobs")
@@ -236,28 +232,24 @@ class Machines(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------ Sume
 
-    @precondition(lambda self: self.sume.status)
-    @rule(
-        data=st.data(),
-        status=st.sampled_from(["processing", "completed", "failed", "canceled"]),
-    )
-    def sume_moves(self, data: st.DataObject, status: str) -> None:
-        job_id = data.draw(st.sampled_from(sorted(self.sume.status)))
-        self.sume.move(job_id, status)
+    def sume_works(self, data: st.DataObject) -> None:
+        for _ in range(data.draw(st.integers(1, 3))):
+            job_id = data.draw(st.sampled_from(sorted(self.sume.status)))
+            self.sume.move(job_id, data.draw(st.sampled_from(MOVES)))
 
-    @precondition(lambda self: self.sume.status)
-    @rule(data=st.data(), look_again=st.booleans())
-    def webhook(self, data: st.DataObject, look_again: bool) -> None:
-        """Any status that the job has ever had, in any order, known here or not yet."""
+    def webhook(self, data: st.DataObject) -> None:
+        """Any status that the job ever had, in any order, known here or not; rarely nonsense."""
         job_id = data.draw(st.sampled_from(sorted(self.sume.status)))
-        status = data.draw(st.sampled_from(self.sume.seen[job_id]))
+        said = MOVES if data.draw(st.integers(0, 5)) == 5 else self.sume.seen[job_id]
+        status = data.draw(st.sampled_from(said))
+        self.said[job_id].add(status)
         self.events += 1
-        self.deliver(f"evt_{self.events}", job_id, status, look_again)
+        self.deliver(f"evt_{self.events}", job_id, status, data.draw(st.booleans()))
 
-    @precondition(lambda self: self.delivered)
-    @rule(data=st.data())
     def webhook_again(self, data: st.DataObject) -> None:
-        assert self.deliver(*data.draw(st.sampled_from(self.delivered)), False) == "duplicate"
+        event_id, job_id, _ = data.draw(st.sampled_from(self.delivered))
+        status = data.draw(st.sampled_from(MOVES))
+        assert self.deliver(event_id, job_id, status, False) == "duplicate"
 
     def deliver(self, event_id: str, job_id: str, status: str, look_again: bool) -> str:
         error = json.dumps({"code": "c", "retryable": True}) if status == "failed" else None
@@ -268,10 +260,12 @@ class Machines(RuleBasedStateMachine):
             webhook_events.apply_held(self.store, [job_id])
         return outcome
 
-    @rule(data=st.data(), stale=st.booleans(), wanted=st.integers(1, 5))
-    def poll(self, data: st.DataObject, stale: bool, wanted: int) -> None:
+    def poll(self, data: st.DataObject) -> None:
+        stale = data.draw(st.booleans())
         webhook_events.apply_all_held(self.store)
-        _, due = gen_jobs.claim_due(self.store, CLAIMING.pace, wanted, 50.0, 25.0)
+        if data.draw(st.booleans()):
+            self.database.execute(MAKE_DUE)
+        _, due = gen_jobs.claim_due(self.store, CLAIMING.pace, 5, 50.0, 25.0)
         wishes, looks = [], []
         for job in due:
             if job.status == "completed":
@@ -287,26 +281,16 @@ class Machines(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------ people
 
-    def a_row(self, data: st.DataObject) -> int | None:
-        rows = [row["id"] for row in self.database.query("select id from render_jobs order by id")]
-        return data.draw(st.sampled_from(rows)) if rows else None
-
-    @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        row = self.a_row(data)
-        if row is not None:
-            render_jobs.request_cancel(self.store, row)
-
-    @rule()
-    def hand_on_cancels(self) -> None:
+        rows = [row["id"] for row in self.database.query("select id from render_jobs order by id")]
+        render_jobs.request_cancel(self.store, data.draw(st.sampled_from(rows)))
         for job_id in gen_jobs.claim_cancels(self.store, 5, 30.0):
             if self.sume.status[job_id] == "queued":
                 self.sume.move(job_id, "canceled")
                 gen_jobs.apply(self.store, [Wish(job_id, "canceled")])
             gen_jobs.cancel_asked(self.store, job_id, None)
 
-    @rule()
-    def regenerate(self) -> None:
+    def regenerate(self, data: st.DataObject | None = None) -> None:
         failed = gen_jobs.open_regenerations(self.store, 10)
         again = [(job_id, row_id) for job_id, row_id, _ in failed if row_id is not None]
         if again:
@@ -339,6 +323,11 @@ class Machines(RuleBasedStateMachine):
             if row["status"] == "pending":
                 assert row["request_body"] is None or row["idempotency_key"] is not None
 
+        # Fenced: a claim that nobody took back is its worker's, whatever others answer late.
+        for claim in self.claims:
+            row = by_row[claim.row_id]
+            assert row["status"] == "submitted" or str(row["claim_token"]) == claim.token
+
         # Nothing lost: every job id that was heard of is somewhere, and under its own key.
         for job_id in self.known:
             assert job_id in jobs or job_id in conflicts, f"{job_id} is lost"
@@ -355,7 +344,8 @@ class Machines(RuleBasedStateMachine):
         for follow_up in follow_ups:
             kinds[follow_up["job_id"]].append(follow_up["kind"])
         for job_id, job in jobs.items():
-            assert job["status"] in self.sume.seen[job_id], "only what Sume reported"
+            told = {*self.sume.seen[job_id], *self.said[job_id]}
+            assert job["status"] in told, "only what Sume reported"
             if job_id in self.ends:
                 assert job["status"] == self.ends[job_id], "an end never changes"
             if job["status"] in TERMINAL:
@@ -373,7 +363,7 @@ class Machines(RuleBasedStateMachine):
             self.claims = []
             while claims := render_jobs.claim(self.store, CLAIMING, 50, True).claims:
                 for claim in claims:
-                    self.answer(claim)
+                    self.answer(claim, "accepted")
             for job_id in list(self.sume.status):
                 self.sume.move(job_id, "completed")
             self.rest()
@@ -396,9 +386,7 @@ class Machines(RuleBasedStateMachine):
     def rest(self) -> None:
         """Poll until nothing is due, with what Sume really says."""
         for _ in range(20):
-            self.database.execute(
-                "update gen_job set next_poll_at = now() where next_poll_at is not null"
-            )
+            self.database.execute(MAKE_DUE)
             webhook_events.apply_all_held(self.store)
             _, due = gen_jobs.claim_due(self.store, CLAIMING.pace, 500, 50.0, 25.0)
             if not due:
