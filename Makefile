@@ -11,6 +11,8 @@ endif
 
 VENV := .venv
 SAM_VENV := .venv-sam
+SCAN_VENV := .venv-scan
+RUNTIME_VENV := .venv-runtime
 export PYTHONPATH := .:shared
 # No calls home, and no account: nothing here talks to AWS.
 export SAM_CLI_TELEMETRY := 0
@@ -47,6 +49,18 @@ $(SAM_VENV)/.sam: requirements/sam.txt
 	$(call environment,$(SAM_VENV),$<)
 	@touch $@
 
+$(SCAN_VENV)/.scan: requirements/scan.txt
+	$(call environment,$(SCAN_VENV),$<)
+	@touch $@
+
+# With the Python of the functions where this machine has it; where not, there is nothing to set up.
+$(RUNTIME_VENV)/.runtime: requirements/runtime.txt $(VENV)/.dev
+	@runtime=$$($(VENV)/bin/python -m local.sam_build --python) && { \
+	  $(RUNTIME_VENV)/bin/python -m pip --version >/dev/null 2>&1 \
+	  || "$$runtime" -m venv $(RUNTIME_VENV); } \
+	  && echo "Installing $< into $(RUNTIME_VENV)" \
+	  && $(RUNTIME_VENV)/bin/python -m pip install -qq -r $< && touch $@ || true
+
 .PHONY: setup setup-dev setup-sam
 setup: $(VENV)/.local ## Install what demo and up need
 setup-dev: $(VENV)/.dev ## Install what test, lint and types need
@@ -75,9 +89,12 @@ certificates: setup ## Put the certificates of Amazon RDS into the layer, before
 
 # ---- Check --------------------------------------------------------------------------------------
 
-.PHONY: test lint format format-check types template build check
+# Two processes at least: many tests wait for a server or a clock, not for the processor.
+WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((n > 8 ? 8 : n < 2 ? 2 : n)))
+
+.PHONY: test lint format format-check types template scan build runtime sam-local check
 test: setup-dev ## Run all tests (ARGS="-k name" for some)
-	@$(VENV)/bin/python -m pytest $(ARGS)
+	@$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 lint: setup-dev ## Look for mistakes in the code
 	@$(VENV)/bin/ruff check .
@@ -91,16 +108,47 @@ format-check: setup-dev ## Tell whether the code is formatted
 types: setup-dev ## Check types, strictly
 	@$(VENV)/bin/mypy $(TYPED)
 
-template: setup-dev setup-sam ## Check the SAM template
+template: setup-dev setup-sam ## Check the SAM templates
 	@$(OFFLINE) $(SAM_VENV)/bin/sam validate --lint
-	@$(VENV)/bin/cfn-lint template.yaml && echo "cfn-lint: nothing found"
-	@$(VENV)/bin/python -m pytest -q tests/template
+	@$(VENV)/bin/cfn-lint -a cfn_lint_serverless.rules && echo "cfn-lint: nothing found"
+	@$(VENV)/bin/python -m pytest -q -n $(WORKERS) tests/template
+
+scan: $(SCAN_VENV)/.scan ## Look for unsafe settings in the templates
+	@$(SCAN_VENV)/bin/checkov --config-file .checkov.yaml
 
 build: setup-sam ## Build for both processors and inspect what would be deployed
 	@$(OFFLINE) $(SAM_VENV)/bin/python -m local.sam_build
 
-check: test lint format-check types template build ## Run all that CI runs
+# Both use what the last build made.
+.aws-sam/built: $(shell find shared functions template.yaml -type f -not -path '*/__pycache__/*' 2>/dev/null)
+	@$(MAKE) build
+
+runtime: setup-dev setup-sam $(RUNTIME_VENV)/.runtime .aws-sam/built ## Run the built functions under Lambda's runtime emulator
+	@test -x $(RUNTIME_VENV)/bin/python \
+	  && $(VENV)/bin/python -m pytest -q tests/runtime/test_emulator.py \
+	  || { test ! -x $(RUNTIME_VENV)/bin/python && echo "NOT RUN: the runtime emulator needs a" \
+	  "working Python 3.13 with pip, the version the functions run on, and none was found here."; }
+
+sam-local: setup-dev setup-sam .aws-sam/built ## Run every function in containers by sam local (needs Docker)
+	@if docker info >/dev/null 2>&1 && test -f .aws-sam/built; then \
+	  RUN_SAM_LOCAL=1 $(VENV)/bin/python -m pytest -q tests/runtime/test_sam_local.py; \
+	else echo "NOT RUN: sam local needs Docker, and it does not answer here."; fi
+
+.PHONY: permissions deploy-check deploy
+permissions: setup-dev ## Write docs/permissions.md anew from the template
+	@$(VENV)/bin/python -m tests.template.permissions
+
+deploy-check: template scan build runtime ## Prove all that can be proved about a deployment without AWS
+	@$(VENV)/bin/python -m tests.template.proved
+
+STAGE ?= default
+deploy: setup-dev setup-sam ## Build and deploy (STAGE=prod for another part of samconfig.toml)
+	@$(SAM_VENV)/bin/sam build --config-env $(STAGE)
+	@parameters=$$($(VENV)/bin/python -m local.build_digest $(STAGE)) && eval \
+	  "$(SAM_VENV)/bin/sam deploy --config-env $(STAGE) --parameter-overrides $$parameters"
+
+check: test lint format-check types template scan build runtime sam-local ## Run all that CI runs
 
 .PHONY: clean
 clean: ## Remove environments, builds and caches
-	@rm -rf $(VENV) $(SAM_VENV) .aws-sam .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) $(SAM_VENV) $(SCAN_VENV) $(RUNTIME_VENV) .aws-sam .pytest_cache .mypy_cache .ruff_cache .hypothesis

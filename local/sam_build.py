@@ -188,6 +188,9 @@ def build(processor: str, python: Path) -> Path | None:
 def main() -> int:
     """Build and inspect; returns the exit status (0 too where it could not run, and says so)."""
     python = find_python()
+    if sys.argv[1:] == ["--python"]:  # only tell which Python it would take
+        print(python or "")
+        return 0 if python else 1
     if python is None:
         print(
             "NOT RUN: sam build needs a working Python {}.{} with pip, the version the functions "
@@ -210,6 +213,8 @@ def main() -> int:
         for line in bad + functions_bad:
             print(f"  WRONG: {line}")
             status = 1
+    if status == 0:
+        (ROOT / ".aws-sam" / "built").touch()
     return status
 
 
