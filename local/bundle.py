@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import requests
 
-from local.gateway import WEBHOOK, Gateway, Route
+from local.gateway import API, WEBHOOK, Gateway, Route
 from local.guard import guarded
 from local.postgres import database
 from local.runner import PROJECT, Function, Runner
@@ -50,11 +50,12 @@ LIMITS: Mapping[str, Function] = {
         Function("poll", "functions.poll.app.handler", 60, 512, 2),
         Function("dispatch", "functions.dispatch.app.handler", 60, 256, 1),
         Function("webhook", "functions.webhook.app.handler", 10, 512, 4),
+        Function("api", "functions.api.app.handler", 15, 512, 4),
         Function("migrate", "functions.migrate.app.handler", 300, 256),
     )
 }
 SCHEDULE_SECONDS: Mapping[str, float] = {"submit": 60, "reap": 60, "poll": 60, "dispatch": 60}
-ROUTES: tuple[Route, ...] = (WEBHOOK,)
+ROUTES: tuple[Route, ...] = (WEBHOOK, *API)
 
 # Settings that the person who starts the bundle may give in the environment; they win.
 SETTINGS = (

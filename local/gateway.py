@@ -70,6 +70,18 @@ class Route:
 
 
 WEBHOOK = Route("POST", "/webhooks/sume", "webhook")
+BOARD = Route("GET", "/board", "api")
+# In AWS only authorized callers reach these; here whoever can reach this machine's loopback.
+API = (
+    Route("POST", "/jobs", "api"),
+    Route("GET", "/jobs", "api"),
+    Route("GET", "/jobs/{id}", "api"),
+    Route("POST", "/jobs/{id}/cancel", "api"),
+    Route("GET", "/support/jobs/{id}", "api"),
+    Route("GET", "/stats", "api"),
+    Route("GET", "/openapi.json", "api"),
+    BOARD,
+)
 
 
 class Gateway:

@@ -21,6 +21,7 @@ from rich.console import Console
 
 from local import progress
 from local.bundle import FOLDER, Bundle, BundleError, Setup, sume_address
+from local.gateway import BOARD
 from local.postgres import PostgresError, psql
 from local.progress import standing
 
@@ -88,7 +89,8 @@ def introduction(bundle: Bundle) -> list[str]:
     return [
         "Running until interrupted (Ctrl-C).",
         f"  Database  {bundle.database_url}",
-        f"  Gateway   {bundle.gateway.url} (POST /webhooks/sume)",
+        f"  Board     {bundle.gateway.url}{BOARD.path}",
+        f"  API       {bundle.gateway.url} (described at /openapi.json; POST /webhooks/sume)",
         f"  Sume      {sume}",
         f"  Logs      {bundle.logs}",
         "Enqueue a row, and look at it a few seconds later:",

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 import pytest
 
+from tests.api.serving import serving
 from tests.support.bundle import Answer, Bundle
+from tests.support.postgres import Database
 
 
 def http_event(
@@ -61,3 +63,15 @@ def call(bundle: Bundle) -> Call:
         return Answer(reply["statusCode"], reply["body"], headers)
 
     return call
+
+
+@pytest.fixture
+def url(database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The API's URL, served from this process."""
+    from sume_jobs import runtime
+
+    monkeypatch.setenv("DATABASE_URL", database.url)
+    monkeypatch.setenv("POWERTOOLS_METRICS_NAMESPACE", "SumeJobs")
+    with serving() as address:
+        yield address
+    runtime.reset()

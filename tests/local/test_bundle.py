@@ -49,16 +49,20 @@ def test_limits_and_schedules_are_those_of_the_template():
     memory = {name: function.memory_megabytes for name, function in LIMITS.items()}
     assert timeouts == {name: found["Timeout"] for name, found in functions.items()}
     assert memory == {name: found["MemorySize"] for name, found in functions.items()}
-    seconds, routes = {}, set()
+    seconds = {}
     for name, found in functions.items():
         for event in found.get("Events", {}).values():
             if event["Type"] == "ScheduleV2":
                 assert event["Properties"]["ScheduleExpression"] == "rate(1 minute)"
                 seconds[name] = 60
-            elif event["Type"] == "HttpApi":
-                routes.add((event["Properties"]["Method"], event["Properties"]["Path"], name))
     assert seconds == SCHEDULE_SECONDS
-    assert routes == {(route.method, route.path, route.function) for route in ROUTES}
+    paths = template["Resources"]["HttpApi"]["Properties"]["DefinitionBody"]["paths"]
+    assert {(route.method, route.path) for route in ROUTES} == {
+        (method.upper(), path) for path, methods in paths.items() for method in methods
+    }
+    assert {route.path: route.function for route in ROUTES} == {
+        path: "webhook" if path.startswith("/webhooks/") else "api" for path in paths
+    }
 
 
 @pytest.fixture(scope="module")
