@@ -129,10 +129,15 @@ runtime: setup-dev setup-sam $(RUNTIME_VENV)/.runtime .aws-sam/built ## Run the 
 	  || { test ! -x $(RUNTIME_VENV)/bin/python && echo "NOT RUN: the runtime emulator needs a" \
 	  "working Python 3.13 with pip, the version the functions run on, and none was found here."; }
 
+# SAM_LOCAL_IMAGE names another image than the public one, SAM_LOCAL_FLAGS further options of sam local.
+PUBLIC_IMAGE := public.ecr.aws/lambda/python:3.13
 sam-local: setup-dev setup-sam .aws-sam/built ## Run every function in containers by sam local (needs Docker)
-	@if docker info >/dev/null 2>&1 && test -f .aws-sam/built; then \
-	  RUN_SAM_LOCAL=1 $(VENV)/bin/python -m pytest -q tests/runtime/test_sam_local.py; \
-	else echo "NOT RUN: sam local needs Docker, and it does not answer here."; fi
+	@if ! test -f .aws-sam/built; then echo "NOT RUN: sam local needs what sam build makes."; \
+	elif ! docker info >/dev/null 2>&1; then \
+	  echo "NOT RUN: sam local needs Docker, and it does not answer here."; \
+	elif test -z "$$SAM_LOCAL_IMAGE" && ! docker pull -q $(PUBLIC_IMAGE) >/dev/null 2>&1; then \
+	  echo "NOT RUN: sam local needs $(PUBLIC_IMAGE), which cannot be pulled here."; \
+	else RUN_SAM_LOCAL=1 $(VENV)/bin/python -m pytest -q tests/runtime/test_sam_local.py; fi
 
 .PHONY: permissions deploy-check deploy
 permissions: setup-dev ## Write docs/permissions.md anew from the template

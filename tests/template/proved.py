@@ -9,11 +9,11 @@ from tests.runtime import emulator
 from tests.template.deployment import ROOT, source, translated
 
 PROVED = """
-Templates are valid SAM and CloudFormation, and clean for cfn-lint, its serverless rules and checkov.
-{resources} resources can be created in some order, in every configuration that the parameters offer.
+Templates are valid SAM and CloudFormation; cfn-lint, its serverless rules and checkov are content.
+{resources} resources can be created in some order, and are right in every kind of configuration.
 Each function may do what docs/permissions.md says and nothing else; secrets stay addresses.
 One route is open, the webhook's; {closed} others are closed by IAM or by a token.
-Schedules tick without names, retries and fixed order; failed runs are kept.
+Schedules tick without fixed names and without retries; failed runs are kept.
 Time limits contain each other for every value that a parameter allows.
 A new layer reaches every function, migrates the schema first, and publishes new versions.
 migrate answers CloudFormation whatever happens, and never goes back.
