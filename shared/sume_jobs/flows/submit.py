@@ -35,6 +35,8 @@ FIRST_POLL_WITH_WEBHOOK: Final = 30.0
 # How often held events are looked for while a run goes on, in seconds.
 LOOK_FOR_HELD: Final = 0.2
 CAPACITY_PAUSE: Final = 30.0
+# The part of the key's life, at most, that is not used for sending.
+LAST_OF_LIFE: Final = 0.01
 
 
 def run(runtime: Runtime, left: TimeLeft) -> dict[str, int]:
@@ -118,12 +120,15 @@ class _Submit:
         self.settings = settings = self.runtime.settings
         self.database = self.runtime.database
         self._streak = gates.Streak(self.database, "writes")
+        call_seconds = settings.sume_timeout + RECORD_SECONDS
+        life = settings.idempotency_retention
         self.claiming = render_jobs.ClaimSettings(
             prefix=settings.idempotency_prefix,
             webhook_url=settings.webhook_url,
-            retention=settings.idempotency_retention,
+            # What is claimed at the last moment of the key's life would arrive after it.
+            retention=life - min(call_seconds, LAST_OF_LIFE * life),
             max_attempts=settings.max_attempts,
-            probe_seconds=settings.sume_timeout + RECORD_SECONDS,
+            probe_seconds=call_seconds,
             pace=pace(settings.writes_per_minute),
         )
 

@@ -35,7 +35,7 @@ class ClaimSettings:
 
     prefix: str
     webhook_url: str | None
-    retention: int
+    retention: float
     max_attempts: int
     probe_seconds: float
     pace: Pace
