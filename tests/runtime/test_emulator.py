@@ -156,3 +156,14 @@ def test_a_missing_setting_is_named(start: Callable[..., Emulator]) -> None:
     answer = start("submit", SUME_TIMEOUT_SECONDS="soon").invoke(RUN)
     assert answer.body["errorType"] == "SettingsError"
     assert re.search("SUME_TIMEOUT_SECONDS must be", answer.body["errorMessage"])
+
+
+def test_metrics_carry_the_name_of_the_stack(start: Callable[..., Emulator]) -> None:
+    """The alarms of a stack look at its own metrics, not at those of another stage."""
+    reap = start("reap", POWERTOOLS_SERVICE_NAME="shop-prod")
+    assert "reaped" in reap.invoke(RUN).body
+    lines = [json.loads(line) for line in reap.log.splitlines() if line.startswith('{"_aws"')]
+    (told,) = [line for line in lines if "PendingDepth" in line]
+    assert told["service"] == "shop-prod"
+    assert told["_aws"]["CloudWatchMetrics"][0]["Namespace"] == "SumeJobs"
+    assert told["_aws"]["CloudWatchMetrics"][0]["Dimensions"] == [["service"]]
