@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import random
 import sys
 import tempfile
@@ -117,10 +118,10 @@ class Scenario:
 class Stage:
     """What all runs share: a server, a database, the wires; and a fake and a queue for each run."""
 
-    def __init__(self, server: Server, nursery: Nursery, name: str = "sume_crash_points") -> None:
-        self.server, self.nursery, self.name = server, nursery, name
-        create_database(server, name)
-        self.database = Database(server, name)
+    def __init__(self, server: Server, nursery: Nursery) -> None:
+        self.server, self.nursery, self.name = server, nursery, f"sume_crash_points_{os.getpid()}"
+        create_database(server, self.name)
+        self.database = Database(server, self.name)
         with psycopg.connect(self.database.url, autocommit=True, row_factory=dict_row) as owner:
             migrations.migrate(owner)
         self.admin = self.database.connection
@@ -550,17 +551,22 @@ def explore(
     scenario: Scenario,
     say: Callable[[str], None] | None = None,
     chance: random.Random | None = None,
+    most: int | None = None,
 ) -> int:
     """Strike every point of a scenario; the number of points struck. Raises Violation.
 
-    With a `chance` each point is struck in one of the four ways only.
+    With a `chance` each point is struck in one of the four ways only, and no more than `most`
+    points are.
     """
     before = stage.struck
     names = stage.run(scenario, None, "before", "kill")
     if say is not None:
         for number, name in enumerate(names, 1):
             say(f"  {number:2}  {name}")
-    for at, name in enumerate(names, 1):
+    points = list(enumerate(names, 1))
+    if chance is not None and most is not None and most < len(points):
+        points = chance.sample(points, most)
+    for at, name in points:
         for side in SIDES if chance is None else (chance.choice(SIDES),):
             for how in HOWS if chance is None else (chance.choice(HOWS),):
                 try:

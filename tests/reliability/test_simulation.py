@@ -16,7 +16,7 @@ SEEDS = range(1, 301)
 
 @pytest.fixture(scope="module")
 def ground(postgres: Server) -> Iterator[Ground]:
-    ground = Ground(postgres, "sume_simulation")
+    ground = Ground(postgres)
     yield ground
     ground.close()
 
