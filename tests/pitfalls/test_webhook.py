@@ -23,7 +23,7 @@ from tests.support.bundle import (
 from tests.support.container import ContainerDied
 from tests.support.postgres import Database
 from tests.support.secrets_manager import SecretsManager
-from tests.support.waiting import wait_until
+from tests.support.waiting import slack, wait_until
 
 NOWHERE = "postgresql://nobody@127.0.0.1:9/none"
 
@@ -203,7 +203,7 @@ def test_p18_an_event_whose_work_failed_is_not_a_duplicate(
         other.rollback()
     bundle.storage_down = False
     assert answer.status == 503
-    assert answer.seconds < 5.0
+    assert answer.seconds < 5.0 * slack()
     assert not database.events()
     assert bundle.W(body).outcome == "applied"
     assert database.job(job)["status"] == "completed"
@@ -1097,9 +1097,9 @@ def test_p69_a_locked_row_holds_up_nobody_else(
         other.rollback()
     bundle.storage_down = False
     assert (quick.status, quick.outcome) == (200, "applied")
-    assert quick.seconds < 2.0
+    assert quick.seconds < 2.0 * slack()
     assert answer.status in (200, 503)
-    assert answer.seconds < 5.0
+    assert answer.seconds < 5.0 * slack()
     assert len(fake.requests) == before, "no HTTP goes out of the webhook handler"
     assert bundle.W(event_body(one)).outcome in ("applied", "duplicate")
     bundle.poll_now(container=bundle.another()) if answer.status == 200 else None
@@ -1117,7 +1117,7 @@ def test_p69_a_locked_table_is_answered_in_time(bundle: Bundle, database: Databa
         other.rollback()
     bundle.storage_down = False
     assert answer.status == 503
-    assert answer.seconds < 5.0
+    assert answer.seconds < 5.0 * slack()
     assert bundle.W(event_body(job)).outcome == "applied"
 
 
@@ -1139,7 +1139,7 @@ def test_p69_a_locked_job_holds_up_no_sweep(
         assert [database.job(job)["status"] for _, job in pairs[1:]] == ["completed"] * 3
         other.rollback()
     assert running.seconds is not None
-    assert running.seconds < 15.0
+    assert running.seconds < 15.0 * slack()
     bundle.poll_now()
     assert database.job(locked)["status"] == "completed"
 
