@@ -42,9 +42,11 @@ old as materialized (
         and (j.status in ('queued', 'processing')
              or j.updated_at >= now() - make_interval(days => %(days)s)
              or j.job_id in (select job_id from owed)))),
+-- Asked once more of the locked row: somebody may have taken it up again in this very moment.
 locked as materialized (
   select id, idempotency_key from render_jobs
-   where id = any (array(select id from old)) order by id for update skip locked),
+   where id = any (array(select id from old)) and updated_at < now() - make_interval(days => %(days)s)
+   order by id for update skip locked),
 job as (
   delete from gen_job where render_job_id = any (array(select id from locked)) returning job_id),
 followed as (
