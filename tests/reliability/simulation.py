@@ -229,7 +229,23 @@ ENDS = ("completed", "completed", "completed", "failed", "failed", "canceled")
 
 
 # How much time may pass at once, in seconds.
-JUMPS = (0.1, 0.5, 2.0, 6.0, 6.0, 20.0, 45.0, 45.0, 130.0, 330.0, 660.0, 1000.0, 1900.0, 90000.0)
+JUMPS = (
+    0.1,
+    0.5,
+    2.0,
+    6.0,
+    6.0,
+    20.0,
+    45.0,
+    45.0,
+    130.0,
+    330.0,
+    660.0,
+    1000.0,
+    1900.0,
+    90000.0,
+    2e5,
+)
 
 
 def drawn(random_: random.Random, table: dict[str, float]) -> str:
@@ -289,6 +305,8 @@ class Simulation:
             # What is too slow over a real socket is really waited for.
             "SUME_TIMEOUT_SECONDS": "0.3" if self.fake else choose(("0.5", "2")),
         }
+        if self.random.random() < 0.25:
+            environment["RETENTION_DAYS"] = "1"
         if self.random.random() < 0.75:
             environment["SUME_WEBHOOK_URL"] = "https://hooks.example.invalid/webhooks/sume"
         if self.random.random() < 0.5:
@@ -713,10 +731,12 @@ class Simulation:
         self.figures.lock_waits = self.world.blocked_ever
         invariants.check_bills(book.billed_by_key, self.sent)
         invariants.check_history(query, self.generations)
-        invariants.check_follow_ups(query)
-        invariants.check_rest(query, book.jobs)
-        if self.settings.follow_up_queue_url:
-            invariants.check_dispatched(query, self.taken)
+        gone = {row["id"]: row for row in query("select * from test_history.gone")}
+        has_queue = bool(self.settings.follow_up_queue_url)
+        invariants.check_follow_ups(query, gone)
+        invariants.check_rest(query, book.jobs, gone, owes_follow_ups=has_queue)
+        if has_queue:
+            invariants.check_dispatched(query, self.taken, gone)
 
     @contextmanager
     def _patched(self) -> Iterator[None]:
@@ -840,6 +860,23 @@ def _result(result: Any) -> str:
     return " ".join(f"{name}={value}" for name, value in (result or {}).items() if value)
 
 
+# Rows that retention takes away, as they were.
+GONE = """
+create table test_history.gone (id bigint, row jsonb, job jsonb, undispatched bigint);
+create function test_history.keep_gone() returns trigger language plpgsql security definer as $$
+begin
+  insert into test_history.gone
+  select old.id, to_jsonb(old),
+         (select to_jsonb(g) from gen_job g where g.job_id = old.sume_job_id),
+         (select count(*) from follow_up f
+           where f.render_job_id = old.id and dispatched_at is null and dead_reason is null);
+  return old;
+end $$;
+create trigger test_history_gone before delete on render_jobs
+  for each row execute function test_history.keep_gone();
+"""
+
+
 class Ground:
     """What seeds share: a server, a migrated database, connections."""
 
@@ -852,6 +889,7 @@ class Ground:
         self.admin = psycopg.connect(self.database.admin_url, autocommit=True, row_factory=dict_row)
         self.admin.execute(HISTORY)  # type: ignore[arg-type]
         self.admin.execute(f"alter database {self.name} set deadlock_timeout = '50ms'")
+        self.admin.execute(GONE)
         self.admin.execute("set session_replication_role = replica")
         self.names = statement_names()
         self.connections: list[psycopg.Connection[Any]] = []
