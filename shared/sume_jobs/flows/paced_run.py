@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 LOOK_AGAIN: Final = 0.1
 # What a run keeps to itself at the very end, in seconds.
 LAST_WORDS: Final = 1.0
+# A statement that meets a locked row takes the role's lock_timeout and a little more, in seconds.
+LOCK_SECONDS: Final = 2.5
 # About what one statement takes, in seconds: for that long threads can go on by themselves.
 STATEMENT_SECONDS: Final = 0.01
 # Only calls shorter than this are hurt by waiting for a statement.
@@ -114,6 +116,8 @@ class PacedRun(Generic[Item]):
     # Handed to the threads and not yet come back.
     _in_flight: set[_Claimed[Item]] = field(default_factory=set)
     _alone: bool = False
+    _met_lock: bool = False
+    _is_away: bool = False
     _confirmed: bool = False
     _one_at_a_time: bool = False
     _ended: bool = False
@@ -345,9 +349,14 @@ class PacedRun(Generic[Item]):
             self._record(self._take_finished(0.0))
 
     def _record_batch(self, done: list[Done[Item]]) -> None:
+        if self._met_lock and self.left.seconds() <= LOCK_SECONDS:
+            self._unrecorded += done
+            return
         try:
             signals = self.work.record(done)
         except (DatabaseUnavailable, psycopg.Error) as error:
+            self._met_lock = self._met_lock or isinstance(error, psycopg.errors.LockNotAvailable)
+            self._is_away = isinstance(error, DatabaseUnavailable)
             # One row that somebody holds locked, or one answer that cannot be stored, must not
             # keep the others back.
             if len(done) > 1 and not isinstance(error, DatabaseUnavailable):
@@ -413,8 +422,9 @@ class PacedRun(Generic[Item]):
         if known or lost:
             self._record_batch(known + lost)
         if self._unrecorded:
+            # Nothing is lost: the reaper takes the rows back, and the same key finds their jobs.
             telemetry.alarm("answers_not_recorded", count=len(self._unrecorded))
-            self._failure = self._failure or DatabaseUnavailable(
-                f"{len(self._unrecorded)} answers could not be recorded; the reaper takes the rows "
-                "back and the same key finds their jobs"
-            )
+            if self._is_away:
+                self._failure = self._failure or DatabaseUnavailable(
+                    f"{len(self._unrecorded)} answers could not be recorded"
+                )

@@ -232,7 +232,7 @@ update gen_job g
                                                          or l.attention = 'job_not_found') then null
                            when g.result is not null or l.result is not null then null
                            -- The move to completed made it due: it may be another sweep's by now.
-                           when g.status = 'completed' and l.finding = 'found' then g.next_poll_at
+                           when g.status = 'completed' and coalesce(l.finding, '') <> 'no_result' then g.next_poll_at
                            else now() + make_interval(secs => l.delay) end,
        updated_at = case when l.result is not null or l.attention is distinct from g.attention
                          then now() else g.updated_at end

@@ -434,7 +434,7 @@ def reap(
 
 
 REQUEST_CANCEL: Final = """
-update render_jobs set cancel_requested_at = coalesce(cancel_requested_at, now()), updated_at = now()
+update render_jobs set cancel_requested_at = coalesce(cancel_requested_at, now())
  where id = %(id)s
 returning case when status = 'canceled' then 'canceled'
                when cancel_requested_at is not null then 'requested' else 'too_late' end as outcome"""

@@ -54,6 +54,10 @@ create table render_jobs (
     status <> 'submitted' or sume_job_id is not null
     or sume_refuse('a submitted row needs its sume_job_id',
                    'Leave status to the submit function; insert rows without a status.')),
+  constraint render_jobs_pending_has_no_job check (
+    status <> 'pending' or sume_job_id is null
+    or sume_refuse('a pending row cannot have a sume_job_id, it would be sent and billed again',
+                   'To make it once more raise its generation by one; to repair it set its status to submitted.')),
   constraint render_jobs_priority check (
     priority between 0 and 3
     or sume_refuse('priority ' || priority || ' is out of range',
@@ -199,6 +203,9 @@ begin
     end if;
   elsif old.status in ('failed', 'canceled') then
     new.cancel_requested_at := null;
+  end if;
+  if new.cancel_requested_at is not null then
+    new.updated_at := now();
   end if;
   return new;
 end $$;
