@@ -18,8 +18,9 @@ _LONGEST_HEADER: Final = 4096
 
 def sign(timestamp: int | str, body: bytes, secret: str) -> str:
     """Sign a body: `v1=` and the lower-case hex HMAC, with the secret's UTF-8 bytes as the key."""
+    key = secret.encode("utf-8", "surrogatepass")
     message = str(timestamp).encode() + b"." + body
-    return "v1=" + hmac.new(secret.encode("utf-8", "surrogatepass"), message, hashlib.sha256).hexdigest()
+    return "v1=" + hmac.new(key, message, hashlib.sha256).hexdigest()
 
 
 def verify(
