@@ -7,8 +7,11 @@ inputs are guided by the branches that they reach in the parsers.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import random
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -47,9 +50,10 @@ def main() -> int:
         parser.error(f"unknown target {', '.join(sorted(unknown))}; known: {', '.join(TARGETS)}")
     seed = random.randrange(10**9) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
-    with own_database() as database, Bench(database) as bench:
+    with contextlib.ExitStack() as stack:
+        bench = stack.enter_context(Bench(stack.enter_context(own_database())))
         if options.engine == "atheris":
-            return _guided(bench, chosen, options.seconds, options.inputs)
+            return _guided(bench, chosen, options, stack)
         return _random(bench, chosen, options, seed)
 
 
@@ -93,7 +97,9 @@ def _attempt(bench: Any, target: Any, neighbours: int) -> Any:
     return attempt
 
 
-def _guided(bench: Any, chosen: list[str], seconds: float, inputs: int | None) -> int:
+def _guided(
+    bench: Any, chosen: list[str], options: argparse.Namespace, stack: contextlib.ExitStack
+) -> int:
     import atheris  # type: ignore[import-not-found, unused-ignore]
     from hypothesis import HealthCheck, given, settings
 
@@ -112,12 +118,17 @@ def _guided(bench: Any, chosen: list[str], seconds: float, inputs: int | None) -
 
     def one(data: bytes) -> None:
         attempt.hypothesis.fuzz_one_input(data)
-        if time.monotonic() - began > seconds or (inputs and bench.tried[name] >= inputs):
+        inputs = options.inputs
+        if time.monotonic() - began > options.seconds or (inputs and bench.tried[name] >= inputs):
             print(f"{name}: {bench.tried[name]:,} guided inputs, no failure", flush=True)
             _summary(bench)
-            raise SystemExit(0)
+            stack.close()
+            sys.stdout.flush()
+            # libFuzzer takes any other end for a crash.
+            os._exit(0)
 
-    atheris.Setup([sys.argv[0], "-max_len=4096", "-verbosity=0"], one)
+    found = f"-artifact_prefix={tempfile.gettempdir()}/"
+    atheris.Setup([sys.argv[0], "-max_len=4096", "-verbosity=0", found], one)
     atheris.Fuzz()
     return 0
 

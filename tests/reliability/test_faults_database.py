@@ -22,7 +22,7 @@ from tests.reliability.traffic import Traffic, check_answers, settle
 from tests.support.bundle import Bundle, event_body
 from tests.support.postgres import APP_ROLE, Database, Server
 from tests.support.proxies import Proxy
-from tests.support.waiting import wait_until
+from tests.support.waiting import slack, wait_until
 
 ROWS = 20
 LONG = float(os.environ.get("RELIABILITY_SECONDS", "0"))
@@ -87,10 +87,16 @@ def terminated_at_random(database: Database) -> None:
         time.sleep(0.03)
 
 
+def end_sessions(database: Database) -> None:
+    """End the product's sessions; others may begin at once, for the traffic goes on."""
+    for session in database.sessions():
+        database.query("select pg_terminate_backend(%s)", session["pid"])
+
+
 def read_only(database: Database) -> None:
     database.query("select 1")
     alter(database, "alter database {database} set default_transaction_read_only = on")
-    database.terminate_sessions()
+    end_sessions(database)
     time.sleep(0.6)
     # Nothing is terminated now: sessions that were opened meanwhile must go by themselves.
     alter(database, "alter database {database} reset default_transaction_read_only")
@@ -110,17 +116,18 @@ def too_many_connections(database: Database) -> None:
 def statement_timeouts(database: Database) -> None:
     timeouts = "alter role {role} in database {database} set statement_timeout = "
     alter(database, timeouts + "'3ms'")
-    database.terminate_sessions()
+    end_sessions(database)
     time.sleep(0.8)
     alter(database, timeouts + "'20s'")
-    database.terminate_sessions()
+    # Its own sessions do not end by a timeout, so they would keep this one.
+    end_sessions(database)
 
 
 def rows_locked(database: Database) -> None:
     """Somebody's transaction holds every row, longer than the product waits for a lock (2 s)."""
     with database.session(user=None) as other:
-        other.execute("select from render_jobs for update")
-        other.execute("select from gen_job for update")
+        for table in ("pace_budget", "pace_gate", "render_jobs", "gen_job"):
+            other.execute(f"select from {table} for update")
         time.sleep(LOCKED)
 
 
@@ -128,13 +135,6 @@ def table_locked(database: Database) -> None:
     """A migration of somebody's: the whole table, also against reading."""
     with database.session(user=None) as other:
         other.execute("lock table gen_job in access exclusive mode")
-        time.sleep(LOCKED)
-
-
-def budget_locked(database: Database) -> None:
-    with database.session(user=None) as other:
-        other.execute("select from pace_budget for update")
-        other.execute("select from pace_gate for update")
         time.sleep(LOCKED)
 
 
@@ -150,7 +150,6 @@ FAULTS: dict[str, Callable[[Database], None]] = {
         statement_timeouts,
         rows_locked,
         table_locked,
-        budget_locked,
     )
 }
 
@@ -194,7 +193,7 @@ def test_a_webhook_while_the_database_is_away_is_503_in_time_and_not_lost(
             for _, job in pairs[1:]:
                 answer = bundle.W(event_body(job))
                 assert answer.status == 503
-                assert answer.seconds < 5.0
+                assert answer.seconds < 5.0 * slack()
             forged = bundle.W(event_body(pairs[1][1]), secret="wrong")
             assert forged.status == 401, "verified before any database access"
             if time.monotonic() > end:
@@ -247,7 +246,7 @@ def test_no_connection_is_left_for_a_newcomer(
         newcomer = bundle.another()
         bundle.storage_down = True
         answer = bundle.W(event_body(job), container=newcomer)
-        assert (answer.status, answer.seconds < 5.0) == (503, True)
+        assert (answer.status, answer.seconds < 5.0 * slack()) == (503, True)
         reply = newcomer.start("submit", None, 30.0).wait()
         assert "DatabaseUnavailable" in reply["kind"]
         bundle.storage_down = False

@@ -23,7 +23,7 @@ from tests.support.postgres import (
 )
 from tests.support.proxies import Proxy
 from tests.support.secrets_manager import SecretsManager
-from tests.support.waiting import wait_until
+from tests.support.waiting import slack, wait_until
 
 ROWS = 20
 
@@ -208,13 +208,12 @@ def test_rotation_under_load_and_a_store_that_is_away(
         bundle.storage_down = True
         with Traffic(bundle, fake) as traffic:
             wait_until(lambda: len(fake.jobs) >= 4, "the traffic runs", 20)
-            for number in (1, 2):
-                # The store learns of it a moment after the database, as it happens.
-                rotating(f"pass-word-{number}")
-                pause(0.2)
-                store.secrets["database"] = secret(database, f"pass-word-{number}")
-                rows += database.insert_many(4)
-                until_it_goes_on(traffic)
+            # The store learns of it a moment after the database, as it happens.
+            rotating("pass-word-1")
+            pause(0.2)
+            store.secrets["database"] = secret(database, "pass-word-1")
+            rows += database.insert_many(4)
+            until_it_goes_on(traffic)
             store.unreachable = True
             # Warm containers have what they need; a cold one says so, in time, and claims nothing.
             rows += database.insert_many(4)
@@ -223,10 +222,10 @@ def test_rotation_under_load_and_a_store_that_is_away(
             cold = bundle.another()
             started = time.monotonic()
             answer = bundle.W(event_body("job_x"), container=cold)
-            assert (answer.status, answer.seconds < 9.0) == (503, True)
+            assert (answer.status, answer.seconds < 9.0 * slack()) == (503, True)
             with pytest.raises(HandlerRaised, match="key-AbCdEf"):
                 cold.start("submit", None, 40.0).result()
-            assert time.monotonic() - started < 20.0
+            assert time.monotonic() - started < 20.0 * slack()
             assert claimed <= bundle.metric("Claimed")
             store.unreachable = False
         check_answers(traffic.answers)
