@@ -39,7 +39,7 @@ STATEMENT_SECONDS: Final = 0.01
 # Only calls shorter than this are hurt by waiting for a statement.
 SHORT_CALL: Final = 0.1
 # A freed thread waits for others that are just being freed for this part of a call at most.
-WAVE_SHARE: Final = 0.02
+WAVE_SHARE: Final = 0.01
 
 Item = TypeVar("Item")
 
