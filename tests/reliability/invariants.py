@@ -48,6 +48,12 @@ def check_history(query: Query, generations: int) -> None:
     for move in query("select job_id, was, became from test_history.job order by seen"):
         if move["was"] in TERMINAL or (move["was"], move["became"]) == ("processing", "queued"):
             raise Violation(f"backwards: {move}")
+    twice = query(
+        "select job_id, count(*) as ends from job_history where machine = 'generation'"
+        " and to_status in ('completed', 'failed', 'canceled') group by job_id having count(*) > 1"
+    )
+    if twice:
+        raise Violation(f"backwards: jobs that ended more than once: {twice}")
     lost = query(
         "select h.id, h.old_job, h.new_job, j.status from test_history.row h"
         " left join gen_job j on j.job_id = h.old_job and j.render_job_id = h.id"

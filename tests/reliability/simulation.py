@@ -132,6 +132,8 @@ class Post:
     job_id: str
     body: bytes
     tries: int = 4
+    # Another end than the one that stands: only delivered once that one is recorded.
+    contradicts: bool = False
 
 
 @dataclass
@@ -484,6 +486,10 @@ class Simulation:
             again = event_body(record, event_id=f"evt_again_{job.id}", at=EPOCH)
             self.posts.append(Post(job.id, again))
         if self.random.random() < 0.15:
+            other = self.random.choice([status for status in ENDS if status != job.status])
+            body = event_body({"id": job.id, "status": other}, at=EPOCH)
+            self.posts.append(Post(job.id, body, contradicts=True))
+        if self.random.random() < 0.15:
             stale = {"id": job.id, "status": self.random.choice(("queued", "processing", "odd"))}
             self.posts.append(Post(job.id, event_body(stale, at=EPOCH)))
 
@@ -536,6 +542,10 @@ class Simulation:
         return actor
 
     def _deliver(self, post: Post) -> Actor | None:
+        if post.contradicts and not self._has_ended(post.job_id):
+            if self.calm:
+                self.posts.remove(post)
+            return None
         old = not self.calm and self.random.random() < 0.03
         begun = self.world.clock
         stamp = int(EPOCH + self.world.clock) - (4000 if old else 0)
@@ -564,6 +574,14 @@ class Simulation:
 
         actor.at_end = at_end
         return actor
+
+    def _has_ended(self, job_id: str) -> bool:
+        found = self.ground.query(
+            "select from gen_job where job_id = %s"
+            " and status in ('completed', 'failed', 'canceled')",
+            job_id,
+        )
+        return bool(found)
 
     def _as_app(self, what: str, work: Callable[[StepDatabase], Any]) -> None:
         """A statement of the team's own app; one at a time, without faults."""
@@ -703,7 +721,8 @@ class Simulation:
             for job in list(self.service.book.jobs.values()):
                 if not job.terminal:
                     self._end(job)
-            while self.posts and self._deliver(self.posts[0]):
+            for post in list(self.posts):
+                self._deliver(post)
                 self._drain()
             if not self._unrest():
                 return
