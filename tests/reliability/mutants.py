@@ -42,8 +42,16 @@ from tests.support.postgres import Database, Server, create_database
 LAYER = "shared/sume_jobs"
 # Where a module's mutants are to be noticed.
 FIRST: dict[str, tuple[str, ...]] = {
-    "store/render_jobs.py": ("tests/database/test_render_jobs.py",),
-    "store/gen_jobs.py": ("tests/database/test_gen_jobs.py",),
+    "store/render_jobs.py": (
+        "tests/database/test_render_jobs.py",
+        "tests/reliability/test_guards.py",
+        "tests/reliability/test_found.py",
+    ),
+    "store/gen_jobs.py": (
+        "tests/database/test_gen_jobs.py",
+        "tests/reliability/test_guards.py",
+        "tests/reliability/test_found.py",
+    ),
     "store/webhook_events.py": ("tests/database/test_webhook_events.py",),
     "store/pace.py": ("tests/database/test_pace.py",),
     "store/follow_ups.py": ("tests/dispatch",),
@@ -64,6 +72,7 @@ SECOND = (
     "tests/pitfalls/test_poll.py",
     "tests/pitfalls/test_webhook.py",
 )
+# The longest that a set may take, in seconds: one that hangs has noticed something.
 FIRST_SECONDS, SECOND_SECONDS = 300.0, 900.0
 
 
@@ -351,6 +360,11 @@ def equivalence(mutant: Mutant) -> str | None:
     return None
 
 
+def _without_line(name: str) -> str:
+    """A mutant's description without its line, which moves; of a line of output, if it survived."""
+    return re.sub(r":\d+ ", ": ", re.sub(r"^survived:? +", "", name))
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Command line; 1 where a mutant survives that is not known to be equivalent."""
     parser = argparse.ArgumentParser(prog="python -m tests.reliability.mutants")
@@ -360,6 +374,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first-set-only", action="store_true", help="survivors are candidates")
     parser.add_argument("--match", help="part of a mutant's description")
+    parser.add_argument("--retry", type=Path, help="those that survived, by the output in a file")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin none after that")
     given = parser.parse_args(arguments)
     server = Server().start()
@@ -375,6 +390,9 @@ def main(arguments: list[str] | None = None) -> int:
                 for each in copy.mutants()
                 if (given.only or "") in each.path and (given.match or "") in each.name
             ]
+            if given.retry is not None:
+                survived = [_without_line(line) for line in given.retry.read_text().splitlines()]
+                mutants = [each for each in mutants if _without_line(each.name) in survived]
             if given.sample is not None and given.sample < len(mutants):
                 mutants = random.Random(given.seed).sample(mutants, given.sample)
             if given.list:

@@ -988,11 +988,15 @@ def run_seeds(
 ) -> Figures:
     """Run seeds until they are done, or until the time is over and `least` are done.
 
-    Stops at ten violations.
+    Stops at ten violations, and when interrupted.
     """
     figures, started = Figures(), time.monotonic()
     for seed in seeds:
-        simulation, violation = ground.run(seed)
+        try:
+            simulation, violation = ground.run(seed)
+        except KeyboardInterrupt:
+            say(f"interrupted in seed {seed}")
+            break
         figures.add(simulation.figures)
         if violation is not None:
             figures.violations[seed] = str(violation)
