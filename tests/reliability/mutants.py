@@ -361,8 +361,10 @@ def equivalence(mutant: Mutant) -> str | None:
 
 
 def _without_line(name: str) -> str:
-    """A mutant's description without its line, which moves; of a line of output, if it survived."""
-    return re.sub(r":\d+ ", ": ", re.sub(r"^survived:? +", "", name))
+    """A mutant's description without its line, which moves; also of a line of output."""
+    return re.sub(
+        r":\d+ ", ": ", re.sub(r"^(survived|killed|killed late|equivalent):? +", "", name)
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -374,6 +376,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first-set-only", action="store_true", help="survivors are candidates")
     parser.add_argument("--match", help="part of a mutant's description")
+    parser.add_argument("--resume", type=Path, help="all but those in the output in a file")
     parser.add_argument("--retry", type=Path, help="those that survived, by the output in a file")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin none after that")
     given = parser.parse_args(arguments)
@@ -390,8 +393,12 @@ def main(arguments: list[str] | None = None) -> int:
                 for each in copy.mutants()
                 if (given.only or "") in each.path and (given.match or "") in each.name
             ]
+            if given.resume is not None:
+                done = [_without_line(line) for line in given.resume.read_text().splitlines()]
+                mutants = [each for each in mutants if _without_line(each.name) not in done]
             if given.retry is not None:
-                survived = [_without_line(line) for line in given.retry.read_text().splitlines()]
+                lines = given.retry.read_text().splitlines()
+                survived = [_without_line(line) for line in lines if line.startswith("survived")]
                 mutants = [each for each in mutants if _without_line(each.name) in survived]
             if given.sample is not None and given.sample < len(mutants):
                 mutants = random.Random(given.seed).sample(mutants, given.sample)
