@@ -6,6 +6,8 @@ Nothing here is a test: a time never fails the suite. Aims are shown beside the 
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +35,8 @@ def main() -> None:
     given = parser.parse_args()
     chosen = given.subjects or [name for name in names if name != "budget" or given.long]
     before = given.before.resolve() if given.before else None
+    # Ended from outside, it stops what it started and takes its data with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     console = Console(width=None if Console().is_terminal else 160)
     with Stand(on_disk=given.disk) as stand:
         server = stand.describe()
