@@ -10,7 +10,7 @@ from tests.reliability.simulation import Ground, fingerprint, report, run_seeds
 from tests.support.postgres import Server
 
 # What a run of all tests spends on seeds, in seconds; the command line has no such bound.
-BUDGET = 35.0
+BUDGET = 20.0
 SEEDS = range(1, 301)
 
 
