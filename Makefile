@@ -89,7 +89,7 @@ certificates: setup ## Put the certificates of Amazon RDS into the layer, before
 
 # ---- Check --------------------------------------------------------------------------------------
 
-# Two processes at least: many tests wait for a server or a clock, not for the processor.
+# One process more than cores: many tests wait for a server or a clock, not for the processor.
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((n > 7 ? 8 : n + 1)))
 
 .PHONY: test lint format format-check types template scan build runtime sam-local check
