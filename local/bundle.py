@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import requests
 
+from local import running
 from local.gateway import API, WEBHOOK, Gateway, Route
 from local.guard import guarded
 from local.postgres import database
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 FOLDER = PROJECT / ".local"
 START_SECONDS = 30.0
+LOCK_TRIES = 5
 LOG_BYTES = 20 * 1024 * 1024
 
 # The functions with the limits and schedules of template.yaml (a test holds the two together).
@@ -220,6 +222,9 @@ class Bundle:
             self._refuse_rows_of_others()
             self._start_fake()
         self._start_gateway()
+        # For the command line; taken back first of all when it stops.
+        self._stack.callback(running.forget, self.folder)
+        running.write(self.folder, self.runner.environment)
 
     def _refuse_rows_of_others(self) -> None:
         """Keep the fake away from a database whose rows wait for the real Sume."""
@@ -239,16 +244,13 @@ class Bundle:
         self.state.save()
 
     def _lock(self) -> None:
-        path = self.folder / "lock"
-        file = self._stack.enter_context(path.open("a+"))
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        file = self._stack.enter_context((self.folder / running.LOCK).open("a+"))
+        if not _locked(file.fileno()):
             file.seek(0)
             owner = file.read().strip()
             raise BundleError(
                 f"the bundle is already running in {self.folder} (process {owner}): stop it first"
-            ) from None
+            )
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
@@ -399,6 +401,18 @@ def prefix_of(url: str) -> str:
             "current_database()), 'render_jobs'::regclass::oid from pg_control_system()"
         ).fetchone()
     return f"local-{hashlib.sha256(repr(row).encode()).hexdigest()[:10]}"
+
+
+def _locked(descriptor: int) -> bool:
+    """Take the lock; not given up at once, because who looks whether a bundle runs touches it."""
+    for _ in range(LOCK_TRIES):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.02)
+        else:
+            return True
+    return False
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

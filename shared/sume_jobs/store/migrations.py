@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     import psycopg
 
+    from sume_jobs.connection import Database
+
 # An arbitrary number: whoever migrates this project waits for the others at it.
 _LOCK: Final = 7_305_226_411
 
@@ -52,6 +54,28 @@ def migrations() -> list[Migration]:
             found.append(Migration(int(match[1]), match[2], file.read_text(encoding="utf-8")))
     found.sort(key=lambda migration: migration.version)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The newest migration that a database has (0: none), and the newest that this code has."""
+
+    applied: int
+    newest: int
+
+    @property
+    def missing(self) -> bool:
+        """Whether the database is behind the code."""
+        return self.applied < self.newest
+
+
+def standing(database: Database) -> Standing:
+    """Tell how far a database is."""
+    newest = migrations()[-1].version
+    if not database.run("select to_regclass('sume_jobs_migration') as ledger")[0]["ledger"]:
+        return Standing(0, newest)
+    row = database.run("select max(version) as applied from sume_jobs_migration")[0]
+    return Standing(row["applied"] or 0, newest)
 
 
 def migrate(connection: psycopg.Connection[Any]) -> list[str]:

@@ -1,0 +1,112 @@
+"""Turns a function into a command: shared options, errors in words, exit status."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from local.command_line.context import Session
+from local.command_line.errors import ACT, INTERRUPTED, OK, PIPE_CLOSED, explain
+from local.command_line.output import Output
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FOLDER = Path(__file__).resolve().parents[2] / ".local"
+SHARED = "On every command"
+
+Json = Annotated[
+    bool, typer.Option("--json", help="One JSON document, for programs.", rich_help_panel=SHARED)
+]
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--database-url",
+        metavar="URL",
+        help="The database (default: DATABASE_URL, else the local bundle's).",
+        rich_help_panel=SHARED,
+    ),
+]
+Folder = Annotated[
+    Path | None,
+    typer.Option(
+        "--folder",
+        help="Where the local bundle keeps its data and logs.",
+        show_default=".local",
+        rich_help_panel=SHARED,
+    ),
+]
+OPTIONS: dict[str, Any] = {"json": Json, "database_url": DatabaseUrl, "folder": Folder}
+DEFAULTS: dict[str, Any] = {"json": False, "database_url": None, "folder": None}
+
+
+def name_of(function: Callable[..., object]) -> str:
+    """The command's name: that of its function, with hyphens."""
+    return function.__name__.strip("_").replace("_", "-")
+
+
+def as_command(function: Callable[..., int | None]) -> Callable[..., None]:
+    """Make a command of `function(session, …)`, which gives the exit status (None is 0).
+
+    Its other parameters are the command's own, in typer's way; `--json`, `--database-url` and
+    `--folder` are added, and what it raises is told in words.
+    """
+    own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+
+    def command(context: typer.Context, **values: Any) -> None:
+        before = context.obj or DEFAULTS
+        shared = {name: values.pop(name) or before[name] for name in OPTIONS}
+        session = Session(
+            Output(shared["json"]), shared["database_url"], shared["folder"] or FOLDER
+        )
+        status = run(session, lambda: function(session, **values))
+        if status:
+            raise typer.Exit(status)
+
+    command.__name__ = function.__name__
+    command.__doc__ = inspect.cleandoc(function.__doc__ or "")
+    parameter = inspect.Parameter
+    keyword = parameter.KEYWORD_ONLY
+    parameters = [
+        parameter("context", parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context),
+        *(each.replace(kind=keyword) for each in own),
+        *(
+            parameter(name, keyword, annotation=kind, default=DEFAULTS[name])
+            for name, kind in OPTIONS.items()
+        ),
+    ]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    return command
+
+
+def run(session: Session, call: Callable[[], int | None]) -> int:
+    """Call it; gives the exit status and tells on the standard error what went wrong."""
+    try:
+        try:
+            status = call()
+            sys.stdout.flush()
+        finally:
+            session.close()
+    except KeyboardInterrupt:
+        session.output.say("Interrupted.")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Nobody reads on; the interpreter must not try once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except Exception as error:
+        explained = explain(error)
+        if explained is None:
+            raise
+        session.output.say(str(explained), "red")
+        return explained.status
+    return OK if status is None else status
+
+
+__all__ = ["ACT", "OK", "as_command", "name_of", "run"]
