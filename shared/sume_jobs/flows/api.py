@@ -20,25 +20,23 @@ import psycopg
 from sume_jobs import telemetry
 from sume_jobs.connection import DatabaseUnavailable
 from sume_jobs.decisions import enqueue_request
-from sume_jobs.decisions.advice import advise, advise_gate
+from sume_jobs.decisions.advice import advise
 from sume_jobs.decisions.enqueue_request import LARGEST_ID
+from sume_jobs.flows import stats
 from sume_jobs.secrets import SecretUnavailable
 from sume_jobs.store import enqueue as enqueue_store
-from sume_jobs.store import job_views, pace, render_jobs
+from sume_jobs.store import job_views, render_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from sume_jobs.connection import Row
     from sume_jobs.runtime import Runtime
-    from sume_jobs.store.job_views import Figure
 
 LARGEST_BODY: Final = 256 * 1024
 MOST_ON_A_PAGE: Final = 100
 ON_A_PAGE: Final = 50
 STATES: Final = ("working", "done", "needs_attention")
 RETRY_SECONDS: Final = 2
-_SHOWN: Final = 8
 # Too busy or broken for now: waited too long for a lock, canceled by a time limit, out of room.
 _COME_BACK: Final = ("55P03", "57014", "53", "40", "08", "57P", "58")
 
@@ -276,64 +274,7 @@ def show_support(runtime: Runtime, job_id: str) -> Reply:
 
 def show_stats(runtime: Runtime) -> Reply:
     """`GET /stats`: how many rows are where, how old, how fast, and what stands in the way."""
-    database = runtime.database
-    figures = job_views.figures(database)
-    pulse = job_views.pulse(database)
-    body = {
-        "states": {name: _shown(each) for name, each in figures.states.items()},
-        "stages": {name: _shown(each) for name, each in figures.stages.items()},
-        "oldest_waiting_seconds": _rounded(pulse.oldest_waiting),
-        "oldest_at_sume_seconds": _rounded(pulse.oldest_at_sume),
-        "came_a_minute": round(pulse.came_a_minute),
-        "ended_a_minute": round(pulse.ended_a_minute),
-        "gates": [_gate(row) for row in pace.state(database)],
-        "working": [_line(row) for row in job_views.newest_moving(database, _SHOWN)],
-        "done": [_line(row) for row in job_views.newest_done(database, _SHOWN)],
-        "needs_attention": [
-            {
-                "id": row["id"],
-                "reference": row["reference"],
-                "since": row["since"].isoformat(),
-                "reason": (advice := advise(row)).reason,
-                "action": advice.action,
-            }
-            for row in job_views.newest_in_need(database, _SHOWN)
-        ],
-    }
-    return Reply(200, json.dumps(body), {})
-
-
-def _shown(figure: Figure) -> dict[str, Any]:
-    return {"count": figure.count, "is_exact": figure.is_exact}
-
-
-def _rounded(seconds: float | None) -> int | None:
-    return None if seconds is None else max(0, round(seconds))
-
-
-def _line(row: Row) -> dict[str, Any]:
-    return {
-        "id": row["id"],
-        "reference": row["reference"],
-        "status": row["status"],
-        "since": row["since"].isoformat(),
-    }
-
-
-def _gate(row: Row) -> dict[str, Any]:
-    closed_for = row["closed_for"]
-    state = "half_open"
-    if not row["is_closed"]:
-        state = "open"
-    elif closed_for > 0:
-        state = "closed"
-    return {
-        "name": row["name"],
-        "state": state,
-        "reason": row["reason"] if row["is_closed"] else None,
-        "advice": advise_gate(row["reason"]) if row["is_closed"] else None,
-        "opens_in_seconds": round(closed_for) if state == "closed" else None,
-    }
+    return Reply(200, json.dumps(stats.collect(runtime.database)), {})
 
 
 # Reading requests -----------------------------------------------------------------------------
