@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from local.command_line import schema, start
+from local.command_line import doctor, schema, start
 from local.command_line.commands import (
     DEFAULTS,
     DatabaseUrl,
@@ -16,7 +16,10 @@ from local.command_line.commands import (
 
 # What a person wants to do, and the commands for it, as the help shows them. A command is
 # `function(session, …)`, see `as_command`.
-COMMANDS = (("Start", (start.demo, start.up, schema.migrate)),)
+COMMANDS = (
+    ("Start", (start.demo, start.up, schema.migrate)),
+    ("Check", (doctor.doctor,)),
+)
 
 app = typer.Typer(
     name="sume-jobs",

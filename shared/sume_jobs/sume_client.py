@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import requests
 import urllib3
@@ -86,6 +86,15 @@ class SumeClient:
     def cancel(self, job_id: str) -> Answer | NoAnswer:
         """Ask for a job to be canceled."""
         return self._call(lambda: self._prepare("POST", self._job_url(job_id) + "/cancel", b"{}"))
+
+    def jobs(self, limit: int, cursor: str | None = None) -> Answer | NoAnswer:
+        """List up to `limit` (1 to 100) of the workspace's jobs, from a page's cursor on."""
+        query = urlencode({"limit": limit} | ({"cursor": cursor} if cursor else {}))
+        return self._call(lambda: self._prepare("GET", f"{self._base_url}/v1/jobs?{query}"))
+
+    def balance(self) -> Answer | NoAnswer:
+        """Read what is left of the workspace's balance."""
+        return self._call(lambda: self._prepare("GET", self._base_url + "/v1/balance"))
 
     def _job_url(self, job_id: str) -> str:
         return f"{self._base_url}/v1/jobs/{quote(job_id, safe='')}"

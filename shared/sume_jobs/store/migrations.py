@@ -110,6 +110,20 @@ def migrate(connection: psycopg.Connection[Any]) -> list[str]:
     return applied
 
 
+def missing(database: Database) -> list[str]:
+    """Name the migrations that a database lacks, for a look; writes nothing.
+
+    Raises DatabaseIsNewer, MigrationError as `migrate` does.
+    """
+    known = migrations()
+    recorded = {}
+    if standing(database).applied:
+        rows = database.run("select version, name, sha256 from sume_jobs_migration")
+        recorded = {row["version"]: row for row in rows}
+    _check(known, recorded)
+    return [f"{each.version:04d}_{each.name}" for each in known if each.version not in recorded]
+
+
 def _check(known: list[Migration], recorded: dict[int, Any]) -> None:
     newest = known[-1].version
     if recorded and max(recorded) > newest:
