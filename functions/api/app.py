@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from aws_lambda_powertools.event_handler import APIGatewayHttpResolver, Response
 from sume_jobs import runtime, telemetry
 from sume_jobs.flows import api, board
+from sume_jobs.flows.time_left import TimeLeft
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +25,10 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
         telemetry.flush()
 
 
+def _current() -> runtime.Runtime:
+    return runtime.current(TimeLeft(app.lambda_context).seconds)
+
+
 def _answer(call: Callable[[], api.Reply]) -> Response[str]:
     reply = api.answer(call)
     return Response(
@@ -36,33 +41,33 @@ def _answer(call: Callable[[], api.Reply]) -> Response[str]:
 
 @app.post("/jobs")
 def create_jobs() -> Response[str]:
-    return _answer(lambda: api.create_jobs(runtime.current(), app.current_event.raw_event))
+    return _answer(lambda: api.create_jobs(_current(), app.current_event.raw_event))
 
 
 @app.get("/jobs")
 def list_jobs() -> Response[str]:
     query = app.current_event.query_string_parameters
-    return _answer(lambda: api.list_jobs(runtime.current(), query))
+    return _answer(lambda: api.list_jobs(_current(), query))
 
 
 @app.get("/jobs/<job_id>")
 def show_job(job_id: str) -> Response[str]:
-    return _answer(lambda: api.show_job(runtime.current(), job_id))
+    return _answer(lambda: api.show_job(_current(), job_id))
 
 
 @app.post("/jobs/<job_id>/cancel")
 def cancel_job(job_id: str) -> Response[str]:
-    return _answer(lambda: api.cancel_job(runtime.current(), job_id))
+    return _answer(lambda: api.cancel_job(_current(), job_id))
 
 
 @app.get("/support/jobs/<job_id>")
 def show_support(job_id: str) -> Response[str]:
-    return _answer(lambda: api.show_support(runtime.current(), job_id))
+    return _answer(lambda: api.show_support(_current(), job_id))
 
 
 @app.get("/stats")
 def show_stats() -> Response[str]:
-    return _answer(lambda: api.show_stats(runtime.current()))
+    return _answer(lambda: api.show_stats(_current()))
 
 
 @app.get("/openapi.json")

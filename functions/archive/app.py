@@ -17,7 +17,8 @@ from sume_jobs.flows.time_left import TimeLeft
 
 def handler(event: dict[str, Any], context: Any) -> Any:
     """Take a batch. Gives the records that are to be delivered again: batchItemFailures."""
-    current, left = runtime.current(), TimeLeft(context)
+    left = TimeLeft(context)
+    current = runtime.current(left.seconds)
 
     def take(record: Any) -> str:
         return archive.receive(current, record.raw_event, left)

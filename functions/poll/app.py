@@ -11,7 +11,8 @@ from sume_jobs.flows.time_left import TimeLeft
 
 def handler(event: Any, context: Any) -> dict[str, int]:
     """Run once. Gives counts: polled, changed, results."""
+    left = TimeLeft(context)
     try:
-        return poll.run(runtime.current(), TimeLeft(context))
+        return poll.run(runtime.current(left.seconds), left)
     finally:
         telemetry.flush()

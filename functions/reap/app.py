@@ -11,7 +11,8 @@ from sume_jobs.flows.time_left import TimeLeft
 
 def handler(event: Any, context: Any) -> dict[str, int]:
     """Run once. Gives counts: reaped, expired."""
+    left = TimeLeft(context)
     try:
-        return reap.run(runtime.current(), TimeLeft(context))
+        return reap.run(runtime.current(left.seconds), left)
     finally:
         telemetry.flush()

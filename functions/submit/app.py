@@ -11,7 +11,8 @@ from sume_jobs.flows.time_left import TimeLeft
 
 def handler(event: Any, context: Any) -> dict[str, int]:
     """Run once. Gives counts: claimed, submitted, requeued, failed, stopped."""
+    left = TimeLeft(context)
     try:
-        return submit.run(runtime.current(), TimeLeft(context))
+        return submit.run(runtime.current(left.seconds), left)
     finally:
         telemetry.flush()

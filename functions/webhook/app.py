@@ -7,12 +7,14 @@ from typing import Any
 
 from sume_jobs import runtime, telemetry
 from sume_jobs.flows import webhook
+from sume_jobs.flows.time_left import TimeLeft
 
 
 def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
     """Answer one delivery: 200 with its outcome, 400, 401, 413, or 503 to be asked again."""
+    left = TimeLeft(context, webhook.ANSWER_SECONDS)
     try:
-        response = webhook.receive(runtime.current(), event)
+        response = webhook.receive(runtime.current(left.seconds), event)
     finally:
         telemetry.flush()
     return {

@@ -19,15 +19,28 @@ from sume_jobs import telemetry
 from sume_jobs.settings import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+    from psycopg.abc import RV, PQGen
 
     from sume_jobs.secrets import Secrets
     from sume_jobs.settings import Settings
 
 CONNECT_SECONDS: Final = 3
+# How often a wait looks at its time limit.
+LOOK_SECONDS: Final = 0.1
 # A connection that was idle for longer may be dead without a sign (NAT and load balancers drop
 # at 350 s); to find out would take longer than to open another.
 LONGEST_IDLE: Final = 240.0
+# The role's statement_timeout ends a statement after 20 s. An answer that is not here a little
+# later never comes, although the server, or what stands for it, still acknowledges packets.
+LONGEST_STATEMENT: Final = 22.0
+# A little more than the role's lock_timeout: sooner, a wait for a lock would pass for silence.
+LOCK_SECONDS: Final = 2.2
+# Kept for the second try: to connect (2 s, the least that libpq allows) and a last statement.
+SECOND_TRY_SECONDS: Final = 2.5
+LAST_STATEMENT: Final = 0.5
+SHORT_OF_TIME: Final = 10.0
 # The certificates of Amazon RDS; `make certificates` puts the file into the layer.
 RDS_CERTIFICATES: Final = Path(__file__).parent / "rds-global-bundle.pem"
 
@@ -42,27 +55,48 @@ class DatabaseUnavailable(RuntimeError):
     """The database cannot be used now; the caller should be asked to come back."""
 
 
+class _Connection(psycopg.Connection[Row]):
+    """Waits for the server `patience` seconds at most, then raises OperationalError."""
+
+    patience: float | None = None
+
+    def wait(
+        self, gen: PQGen[RV], interval: float = LOOK_SECONDS, timeout: float | None = None
+    ) -> RV:
+        return super().wait(gen, interval, self.patience if timeout is None else timeout)
+
+
 class Database:
-    """Runs statements. Every statement is its own transaction."""
+    """Runs statements. Every statement is its own transaction.
+
+    `seconds_left` tells how much time the caller has: a server that is silent is given up in time
+    to say so.
+    """
 
     def __init__(self, settings: Settings, secrets: Secrets) -> None:
         self._settings = settings
         self._secrets = secrets
-        self._connection: psycopg.Connection[Row] | None = None
+        self._connection: _Connection | None = None
         self._used_at = 0.0
+        self.seconds_left: Callable[[], float] = _for_ever
 
     def run(self, sql: str, parameters: Mapping[str, Any] | None = None) -> list[Row]:
         """Run one statement that is safe to repeat and give its rows.
 
-        It is repeated once, on a fresh connection, where the connection was lost or the server
-        cannot write; and once after a deadlock. Raises DatabaseUnavailable, or psycopg.Error
-        for what the statement itself did wrong (also when it waited too long for a lock).
+        It is repeated once, on a fresh connection, where the connection was lost or silent or the
+        server cannot write; and once after a deadlock. Raises DatabaseUnavailable, or
+        psycopg.Error for what the statement itself did wrong (also when it waited too long for a
+        lock).
         """
+        began = time.monotonic()
         try:
             return self._once(sql, parameters)
         except psycopg.Error as error:
             if not self._worth_repeating(error):
                 raise
+            may_be_silent = time.monotonic() - began >= LAST_STATEMENT
+            if may_be_silent and self.seconds_left() < SECOND_TRY_SECONDS - LAST_STATEMENT:
+                raise DatabaseUnavailable(f"no answer in time ({_kind(error)})") from error
             telemetry.warn("database_statement_repeated", sqlstate=error.sqlstate)
         try:
             return self._once(sql, parameters)
@@ -73,15 +107,24 @@ class Database:
 
     def _once(self, sql: str, parameters: Mapping[str, Any] | None) -> list[Row]:
         connection = self.connection()
+        connection.patience = self._patience()
         try:
             # The text is the project's own, put together in `store`; values are parameters.
             cursor = connection.execute(sql, parameters)
             return cursor.fetchall() if cursor.description else []
         finally:
+            connection.patience = None
             if not _is_good(connection):
                 self.close()
 
-    def connection(self) -> psycopg.Connection[Row]:
+    def _patience(self) -> float:
+        """How long to wait for one statement, so that the caller can still act on its failure."""
+        left = self.seconds_left()
+        first = left - SECOND_TRY_SECONDS
+        patience = first if first >= LOCK_SECONDS else left - LAST_STATEMENT
+        return min(LONGEST_STATEMENT, max(LAST_STATEMENT, patience))
+
+    def connection(self) -> _Connection:
         """Give the open connection, opening one if need be. Raises DatabaseUnavailable."""
         idle = time.monotonic() - self._used_at
         if self._connection is not None and (idle > LONGEST_IDLE or not _is_good(self._connection)):
@@ -109,7 +152,7 @@ class Database:
             return True
         return isinstance(error, psycopg.OperationalError) and self._connection is None
 
-    def _connect(self) -> psycopg.Connection[Row]:
+    def _connect(self) -> _Connection:
         try:
             return self._open(refresh=False)
         except psycopg.OperationalError as error:
@@ -122,9 +165,13 @@ class Database:
         except psycopg.OperationalError as error:
             raise DatabaseUnavailable(f"cannot connect ({_kind(error)})") from error
 
-    def _open(self, refresh: bool) -> psycopg.Connection[Row]:
+    def _open(self, refresh: bool) -> _Connection:
         parameters = connection_parameters(self._settings, self._secrets, refresh)
-        return psycopg.connect(
+        left = self.seconds_left() - LAST_STATEMENT
+        if left < SHORT_OF_TIME:
+            # Whatever the URL says. libpq takes nothing below 2.
+            parameters["connect_timeout"] = max(2, min(CONNECT_SECONDS, int(left)))
+        return _Connection.connect(
             **parameters, autocommit=True, prepare_threshold=None, row_factory=dict_row
         )
 
@@ -197,6 +244,10 @@ def _iam_token(settings: Settings) -> str:
         Port=settings.database_port,
         DBUsername=settings.database_user or "",
     )
+
+
+def _for_ever() -> float:
+    return float("inf")
 
 
 def _is_good(connection: psycopg.Connection[Row]) -> bool:

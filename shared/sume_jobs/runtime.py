@@ -10,6 +10,8 @@ from sume_jobs.secrets import Secrets
 from sume_jobs.settings import Settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sume_jobs.connection import Database
 
 
@@ -20,6 +22,7 @@ class Runtime:
     settings: Settings
     secrets: Secrets
     _database: Database | None = None
+    _seconds_left: Callable[[], float] | None = None
 
     @property
     def database(self) -> Database:
@@ -28,7 +31,14 @@ class Runtime:
             from sume_jobs.connection import Database
 
             self._database = Database(self.settings, self.secrets)
+            self.begin(self._seconds_left)
         return self._database
+
+    def begin(self, seconds_left: Callable[[], float] | None) -> None:
+        """Begin an invocation: the database is waited for no longer than its time allows."""
+        self._seconds_left = seconds_left
+        if self._database is not None:
+            self._database.seconds_left = seconds_left or (lambda: float("inf"))
 
     def close(self) -> None:
         """Close the connection, if one was opened."""
@@ -39,16 +49,18 @@ class Runtime:
 _current: Runtime | None = None
 
 
-def current() -> Runtime:
+def current(seconds_left: Callable[[], float] | None = None) -> Runtime:
     """Give the container's runtime, made anew where the settings changed.
 
-    Raises SettingsError.
+    `seconds_left` tells what the invocation has left; without it there is no limit. Raises
+    SettingsError.
     """
     global _current
     settings = Settings.from_environment(os.environ)
     if _current is None or _current.settings != settings:
         reset()
         _current = Runtime(settings, Secrets(settings))
+    _current.begin(seconds_left)
     return _current
 
 

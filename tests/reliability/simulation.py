@@ -780,7 +780,7 @@ class Simulation:
             (submit, "PacedRun", paced),
             (poll, "PacedRun", paced),
             (submit, "SumeClient", StepClient),
-            (runtime, "current", lambda: _here.runtime),
+            (runtime, "current", lambda _seconds_left: _here.runtime),
             (fake_model, "uuid", numbers),
             (targets, "open_targets", lambda _settings: [StepTarget(self)]),
             *((telemetry, name, _silent) for name in TOLD),

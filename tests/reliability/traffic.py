@@ -32,11 +32,13 @@ class Traffic:
         submitters: int = 2,
         deliverers: int = 2,
         container: Callable[[], Container] | None = None,
+        remaining: float = 20.0,
     ) -> None:
         self.bundle, self.fake = bundle, fake
         self.answers: list[Answer] = []
         self.failed: list[dict[str, Any]] = []
         self._make = container or bundle.another
+        self._remaining = remaining
         self._stop = threading.Event()
         self._taken: set[str] = set()
         self._lock = threading.Lock()
@@ -61,7 +63,7 @@ class Traffic:
     def _invoke(self, name: str) -> None:
         container = self._make()
         while not self._stop.is_set():
-            reply = container.start(name, scheduled_event(), remaining=20.0).wait()
+            reply = container.start(name, scheduled_event(), remaining=self._remaining).wait()
             assert not reply.get("died"), container.output()[-4000:]
             if "error" in reply:
                 self.failed.append(reply)

@@ -101,6 +101,41 @@ class Proxy:
         self.reset_all()
 
 
+class Silencer(Proxy):
+    """Falls silent: what it is sent is still acknowledged, and nothing ever comes back.
+
+    `fall_silent` begins with the connections that are open; with `newcomers` those that are opened
+    later are accepted and never served either. `speak` serves newcomers again.
+    """
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self._dumb: set[socket.socket] = set()
+        self._refuses_newcomers = False
+        super().__init__(target)
+
+    def fall_silent(self, newcomers: bool = True) -> None:
+        self._refuses_newcomers = newcomers
+        self._dumb |= {client for client, _ in self._pairs}
+
+    def speak(self) -> None:
+        self._refuses_newcomers = False
+
+    def connect(self, client: socket.socket) -> socket.socket | None:
+        if self._refuses_newcomers:
+            self._dumb.add(client)
+        return super().connect(client)
+
+    def pump(self, client: socket.socket, server: socket.socket) -> None:
+        while self._running:
+            ready, _, _ = select.select([client, server], [], [], 1.0)
+            for source in ready:
+                data = source.recv(1 << 16)
+                if not data:
+                    return
+                if client not in self._dumb:
+                    (server if source is client else client).sendall(data)
+
+
 class ReplyCutter(Proxy):
     """Between the product and PostgreSQL: the n-th statement arrives, its reply never comes back.
 

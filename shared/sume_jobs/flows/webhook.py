@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from sume_jobs.settings import Settings
 
 LARGEST_BODY: Final = 256 * 1024
+# A delivery is answered within 5 seconds, whatever becomes of the database.
+ANSWER_SECONDS: Final = 4.8
 _LONGEST_ID: Final = 500
 
 
