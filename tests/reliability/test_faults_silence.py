@@ -84,7 +84,8 @@ def test_a_schedule_ends_within_its_time(
     call = bundle.start(name, remaining)
     reply = call.wait()
     assert reply["kind"] == "DatabaseUnavailable"
-    assert call.seconds is not None and call.seconds < remaining * slack()
+    assert call.seconds is not None
+    assert call.seconds < remaining * slack()
     proxy.speak()
     settle_directly(bundle, database, fake, rows)
 
