@@ -327,9 +327,9 @@ def test_tokens_are_taken_exactly_by_twenty_at_once(database: Database, make_sto
 
 def test_a_bucket_that_rested_is_full_and_not_fuller(database: Database, store: Any) -> None:
     database.insert_many(50)
-    rate = pace(600)  # a bucket of twelve
+    rate = pace(600)  # a bucket of six
     database.age("10 days", "pace_budget")
-    assert len(claim(store, 50, settings=claiming(rate=rate))) == 12
+    assert len(claim(store, 50, settings=claiming(rate=rate))) == 6
 
 
 def test_the_state_of_both_gates(database: Database, store: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from bisect import bisect_left
 
@@ -56,8 +57,11 @@ def test_the_arithmetic_leaves_room_for_the_way(budget: int) -> None:
     rate = pace(budget)
     assert rate.capacity >= 1.0
     assert rate.capacity + rate.rate * (WINDOW + WAY) < budget + 1
-    if budget >= 40:
-        assert rate.rate * WINDOW >= 0.95 * budget
+    assert rate.rate * WINDOW >= 0.98 * budget
+    if budget <= 10_000:
+        # The database rounds each instant to a microsecond, here always the wrong way.
+        rounded = budget * 0.5e-6 * rate.rate
+        assert rate.capacity + rate.rate * (WINDOW + WAY) + rounded < budget + 1
 
 
 @settings(max_examples=examples(100))
@@ -104,7 +108,7 @@ def test_a_busy_run_uses_nearly_all_of_the_budget(budget: int, width: int) -> No
             now += rate.wait_for_token(bucket.debt(now), width - taken)
         else:
             now += SHORTEST_WAIT
-    assert sent >= 0.95 * 10 * budget
+    assert sent >= 0.97 * 10 * budget
 
 
 @given(budgets, st.floats(0.0, 1e9), st.integers(1, 1000))
@@ -121,4 +125,13 @@ def test_tokens_are_never_negative_nor_more_than_the_bucket_holds(budget: int, d
 def test_a_full_bucket_has_its_capacity() -> None:
     assert pace(120).available(0.0) == 2
     assert pace(1).available(0.0) == 1
-    assert pace(6000).available(0.0) == 120
+    assert pace(300).available(0.0) == 3
+    assert pace(6000).available(0.0) == 60
+
+
+@given(st.integers(120, 10**6) | st.integers(120, 1000), st.floats(0.0, 60.0))
+def test_every_full_minute_of_a_steady_run_uses_97_percent(budget: int, begun: float) -> None:
+    """Whole requests of a bucket that is emptied as it fills, in any minute."""
+    rate = pace(budget)
+    in_minute = math.floor(rate.rate * (begun + WINDOW)) - math.floor(rate.rate * begun)
+    assert in_minute >= 0.97 * budget
