@@ -18,7 +18,7 @@ WAY: Final = 0.5
 SHARE_FOR_RATE: Final = 0.99
 # With so many tokens in the bucket, a claim that comes a moment late loses none.
 CAPACITY_WANTED: Final = 2.0
-# What the bucket may hold beyond the budget: less than the one request that it would take to pass it.
+# What the bucket may hold beyond the budget: less than the one request that would pass it.
 UNSEEN: Final = 0.9
 
 # A token that was taken longer ago than this is not used: its row goes back unsent.
