@@ -40,7 +40,8 @@ select r.status as submission, g.status as job, c.state,
  group by 1, 2, 3, 4"""
 
 GATES = """
-select name, reason, extract(epoch from closed_until - now())::float8 as seconds, closures
+select name, reason, closures,
+       (extract(epoch from closed_until) - extract(epoch from now()))::float8 as seconds
   from pace_gate where closed_until is not null order by name"""
 
 
@@ -94,7 +95,7 @@ def standing(connection: psycopg.Connection[Any]) -> Standing:
     known = {name: states[name] for name in Standing.__dataclass_fields__ if name in states}
     gates = tuple(
         Gate(name, reason or "", seconds, closures)
-        for name, reason, seconds, closures in connection.execute(GATES)
+        for name, reason, closures, seconds in connection.execute(GATES)
     )
     return Standing(**known, gates=gates)
 

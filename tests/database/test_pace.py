@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +21,8 @@ Make = Callable[[], Any]
 
 def closed_for(database: Database, name: str = "writes") -> float | None:
     value = database.one(
-        "select extract(epoch from closed_until - now())::float8 from pace_gate where name = %s",
+        "select (extract(epoch from closed_until) - extract(epoch from now()))::float8"
+        " from pace_gate where name = %s",
         name,
     )
     return None if value is None else float(value)
@@ -268,8 +271,8 @@ def test_a_closed_gate_notes_nothing_and_closing_forgets(database: Database, sto
 def spent(database: Database, name: str = "writes") -> float:
     return float(
         database.one(
-            "select greatest(0, extract(epoch from spent_until - now()))::float8"
-            " from pace_budget where name = %s",
+            "select greatest(0, extract(epoch from spent_until)"
+            " - extract(epoch from now()))::float8 from pace_budget where name = %s",
             name,
         )
     )
@@ -338,3 +341,11 @@ def test_the_state_of_both_gates(database: Database, store: Any) -> None:
     assert [row["name"] for row in rows] == ["reads", "writes"]
     assert all(row["is_closed"] and row["reason"] == "account" for row in rows)
     assert all(290 < row["closed_for"] <= 300 for row in rows)
+
+
+def test_no_infinite_instant_is_subtracted_from() -> None:
+    """PostgreSQL 16, which the template deploys, refuses it; only 17 and later take it."""
+    package = Path(gate.__file__).parents[1]
+    for file in package.rglob("*.py"):
+        found = re.findall(r"(?:spent_until|closed_until)\s*-", file.read_text(encoding="utf-8"))
+        assert not found, f"{file.name}: subtract extract(epoch from …) instead"

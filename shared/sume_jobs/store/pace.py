@@ -24,6 +24,14 @@ Name = Literal["writes", "reads"]
 OUTAGE_ANSWERS: Final = 5
 
 
+def _from_now(instant: str) -> str:
+    """Tell how far ahead an instant of the pace lies, in seconds; it may be infinite.
+
+    Not by subtracting instants: before PostgreSQL 17 an infinite one cannot be subtracted from.
+    """
+    return f"(extract(epoch from {instant}) - extract(epoch from now()))::float8"
+
+
 def admission(work_is_due: str) -> str:
     """Begin a claim: the gate, and how many tokens it may take, as the CTEs `gate` and `budget`.
 
@@ -35,7 +43,7 @@ def admission(work_is_due: str) -> str:
 gate as materialized (
   select closed_until is null as is_open,
          closed_until <= now() and coalesce(probe_until <= now(), true) as may_probe,
-         extract(epoch from closed_until - now())::float8 as closed_for,
+         {_from_now("closed_until")} as closed_for,
          reason as gate_reason,
          cardinality(ambiguous) > 0 as has_ambiguous
     from pace_gate where name = %(pace)s),
@@ -44,10 +52,9 @@ due as materialized (
 budget as materialized (
   select greatest(0, least(
            case when gate.is_open then %(wanted)s else 1 end,
-           floor(%(capacity)s::float8 - %(rate)s::float8
-                 * greatest(0, extract(epoch from spent_until - now()))::float8 + 1e-9)
+           floor(%(capacity)s::float8 - %(rate)s::float8 * greatest(0, {_from_now("spent_until")}) + 1e-9)
          ))::int as tokens,
-         greatest(0, extract(epoch from spent_until - now()))::float8 as debt
+         greatest(0, {_from_now("spent_until")}) as debt
     from pace_budget, gate, due
    where name = %(pace)s and due.is_due and (gate.is_open or gate.may_probe)
      for update of pace_budget)"""
@@ -174,12 +181,11 @@ def note_ambiguous(database: Database, name: Name, answered: bool, ids: list[str
     return bool(rows and rows[0]["is_outage"])
 
 
-TAKE: Final = """
+TAKE: Final = f"""
 with budget as materialized (
   select name from pace_budget
    where name = %(pace)s
-     and %(capacity)s::float8 - %(rate)s::float8
-         * greatest(0, extract(epoch from spent_until - now()))::float8 >= 1 - 1e-9
+     and %(capacity)s::float8 - %(rate)s::float8 * greatest(0, {_from_now("spent_until")}) >= 1 - 1e-9
      and exists (select from pace_gate where name = %(pace)s and closed_until is null)
      for update)
 update pace_budget b
@@ -193,9 +199,9 @@ def take(database: Database, name: Name, pace: Pace) -> bool:
     return bool(database.run(TAKE, {"pace": name, "rate": pace.rate, "capacity": pace.capacity}))
 
 
-STATE: Final = """
+STATE: Final = f"""
 select name, closed_until is not null as is_closed, reason, closures,
-       extract(epoch from closed_until - now())::float8 as closed_for
+       {_from_now("closed_until")} as closed_for
   from pace_gate order by name"""
 
 
