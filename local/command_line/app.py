@@ -2,23 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import typer
 
-from local.command_line import doctor, schema, start
-from local.command_line.commands import (
-    DEFAULTS,
-    DatabaseUrl,
-    Folder,
-    Json,
-    as_command,
-    name_of,
+from local.command_line import (
+    doctor,
+    files,
+    gate,
+    jobs,
+    overview,
+    schema,
+    sign_event,
+    start,
+    steer,
+    why,
 )
+from local.command_line.commands import as_command, name_of, remember_options
+
+Command = Callable[..., int | None]
 
 # What a person wants to do, and the commands for it, as the help shows them. A command is
 # `function(session, …)`, see `as_command`.
-COMMANDS = (
+COMMANDS: tuple[tuple[str, tuple[Command, ...]], ...] = (
     ("Start", (start.demo, start.up, schema.migrate)),
+    ("Send", (files.enqueue, steer.retry, steer.cancel)),
+    (
+        "See",
+        (overview.status, overview.watch, jobs.list_, jobs.show, why.why, files.export),
+    ),
     ("Check", (doctor.doctor,)),
+    ("Operate", (schema.prune, sign_event.sign_event)),
+)
+
+
+class Group(NamedTuple):
+    """A command that has commands of its own; by itself it is the first of them."""
+
+    panel: str
+    name: str
+    help: str
+    commands: tuple[Command, ...]
+
+
+GROUPS = (
+    Group(
+        "Operate",
+        "gate",
+        "See, open and close the gates, which hold the queue back.",
+        (gate.show, gate.open_, gate.close),
+    ),
 )
 
 app = typer.Typer(
@@ -31,16 +65,16 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def _shared(
-    context: typer.Context,
-    json: Json = False,
-    database_url: DatabaseUrl = None,
-    folder: Folder = None,
-) -> None:
-    context.obj = {**DEFAULTS, "json": json, "database_url": database_url, "folder": folder}
+app.callback()(remember_options())
 
 
-for _panel, _functions in COMMANDS:
-    for _function in _functions:
-        app.command(name_of(_function), rich_help_panel=_panel)(as_command(_function))
+for _panel, _commands in COMMANDS:
+    for _command in _commands:
+        app.command(name_of(_command), rich_help_panel=_panel)(as_command(_command))
+
+for _group in GROUPS:
+    _app = typer.Typer(help=_group.help)
+    _app.callback(invoke_without_command=True)(remember_options(_group.commands[0]))
+    for _command in _group.commands:
+        _app.command(name_of(_command))(as_command(_command))
+    app.add_typer(_app, name=_group.name, rich_help_panel=_group.panel)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from local.command_line.context import Session
-from local.command_line.errors import ACT, INTERRUPTED, OK, PIPE_CLOSED, explain
+from local.command_line.errors import INTERRUPTED, OK, PIPE_CLOSED, explain
 from local.command_line.output import Output
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ def as_command(function: Callable[..., int | None]) -> Callable[..., None]:
     own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
 
     def command(context: typer.Context, **values: Any) -> None:
-        before = context.obj or DEFAULTS
-        shared = {name: values.pop(name) or before[name] for name in OPTIONS}
+        shared = _remembered(context, {name: values.pop(name) for name in OPTIONS})
         session = Session(
             Output(shared["json"]), shared["database_url"], shared["folder"] or FOLDER
         )
@@ -85,6 +84,33 @@ def as_command(function: Callable[..., int | None]) -> Callable[..., None]:
     return command
 
 
+def remember_options(
+    alone: Callable[..., int | None] | None = None,
+) -> Callable[..., None]:
+    """What is run before a command: keeps the shared options that stand before its name.
+
+    Where no command is named it is `alone`, called without options of its own.
+    """
+
+    def remember(
+        context: typer.Context,
+        json: Json = False,
+        database_url: DatabaseUrl = None,
+        folder: Folder = None,
+    ) -> None:
+        given = {"json": json, "database_url": database_url, "folder": folder}
+        context.obj = _remembered(context, given)
+        if alone is not None and context.invoked_subcommand is None:
+            as_command(alone)(context, **DEFAULTS)
+
+    return remember
+
+
+def _remembered(context: typer.Context, given: dict[str, Any]) -> dict[str, Any]:
+    before = context.obj or DEFAULTS
+    return {name: given[name] or before[name] for name in OPTIONS}
+
+
 def run(session: Session, call: Callable[[], int | None]) -> int:
     """Call it; gives the exit status and tells on the standard error what went wrong."""
     try:
@@ -107,6 +133,3 @@ def run(session: Session, call: Callable[[], int | None]) -> int:
         session.output.say(str(explained), "red")
         return explained.status
     return OK if status is None else status
-
-
-__all__ = ["ACT", "OK", "as_command", "name_of", "run"]

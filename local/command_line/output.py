@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
     from rich.table import Table
+    from rich.text import Text
 
 # The width of a table that nobody looks at: `grep` wants whole lines.
 PIPE_WIDTH = 250
@@ -37,9 +38,9 @@ class Output:
             self._console = _console(sys.stdout)
         return self._console
 
-    def document(self, value: Any) -> None:
-        """Write the one JSON document of a command."""
-        indent = 2 if sys.stdout.isatty() else None
+    def document(self, value: Any, *, one_line: bool = False) -> None:
+        """Write the one JSON document of a command, indented where a person looks at it."""
+        indent = 2 if sys.stdout.isatty() and not one_line else None
         sys.stdout.write(
             json.dumps(value, indent=indent, default=_plain, ensure_ascii=False) + "\n"
         )
@@ -78,19 +79,38 @@ class Output:
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def table(*columns: str, rows: Iterable[Sequence[Any]], title: str | None = None) -> Table:
-    """A table; names of columns that begin with > are set to the right."""
+def table(
+    *columns: str,
+    rows: Iterable[Sequence[Any]],
+    title: str | None = None,
+    header: bool = True,
+) -> Table:
+    """A table; columns whose names begin with > are set to the right."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    made = Table(
+        box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, show_header=header
+    )
     for column in columns:
         right = column.startswith(">")
         made.add_column(column.lstrip(">"), justify="right" if right else "left", overflow="fold")
     for row in rows:
         made.add_row(*(each if isinstance(each, Text) else Text(shown(each)) for each in row))
     return made
+
+
+# The three that people see: their words and their colours.
+STATES = {"working": "working", "done": "done", "needs_attention": "needs attention"}
+STYLES = {"working": "cyan", "done": "green", "needs_attention": "yellow"}
+
+
+def state_text(name: str) -> Text:
+    """The state's word in its colour."""
+    from rich.text import Text
+
+    return Text(STATES[name], STYLES[name])
 
 
 def shown(value: Any) -> str:

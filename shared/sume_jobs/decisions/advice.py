@@ -110,6 +110,8 @@ _GATES_BY_STATUS: Final = {
 
 def advise_gate(reason: str | None) -> str:
     """Explain why a gate is closed, and what to do, by the reason in pace_gate."""
+    if (reason or "").startswith("operator:"):
+        return "Somebody closed it by hand. It is tried again at its time, or after `gate open`."
     return (
         _GATES.get(reason or "")
         or _GATES_BY_STATUS.get(reason or "")

@@ -208,3 +208,24 @@ select name, closed_until is not null as is_closed, reason, closures,
 def state(database: Database) -> list[Row]:
     """Show both gates: name, is_closed, reason, closures, closed_for (seconds, negative: half open)."""
     return database.run(STATE)
+
+
+DEBTS: Final = """
+select name, greatest(0, extract(epoch from spent_until) - extract(epoch from now()))::float8 as debt
+  from pace_budget order by name"""
+
+
+def debts(database: Database) -> dict[str, float]:
+    """Tell in how many seconds each budget is whole again (`Pace.available` counts its tokens)."""
+    return {row["name"]: row["debt"] for row in database.run(DEBTS)}
+
+
+OPEN_NOW: Final = """
+update pace_gate set closed_until = least(closed_until, now()), probe_until = null, changed_at = now()
+ where name = any(%(names)s) and closed_until is not null
+returning name"""
+
+
+def open_now(database: Database, names: Iterable[Name]) -> list[str]:
+    """End the pause of gates that are not open: the next row probes, and its answer decides."""
+    return sorted(row["name"] for row in database.run(OPEN_NOW, {"names": list(names)}))

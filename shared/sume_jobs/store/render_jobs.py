@@ -450,6 +450,44 @@ def request_cancel(database: Database, row_id: int) -> str | None:
     return rows[0]["outcome"] if rows else None
 
 
+# Only from the generation that the operator saw: whoever repeats it, or does the same beside it,
+# pays once.
+START_GENERATION: Final = """
+with started as (
+  update render_jobs set generation = generation + 1
+   where id = %(id)s and generation = %(seen)s returning id)
+select exists (select from started) as is_new, generation from render_jobs where id = %(id)s"""
+
+
+def start_generation(database: Database, row_id: int, seen: int) -> bool:
+    """Make a row that has ended once more, with a new key, billed anew (an operator's act).
+
+    `seen` is the generation that it is to follow. Tells whether the row is now at the next one;
+    False where it is gone or further on. Raises psycopg.errors.CheckViolation where it has not
+    ended.
+    """
+    rows = database.run(START_GENERATION, {"id": row_id, "seen": seen})
+    # Not new, though at the next one: an answer was lost and the statement repeated.
+    return bool(rows) and (rows[0]["is_new"] or rows[0]["generation"] == seen + 1)
+
+
+SEND_AGAIN: Final = """
+update render_jobs
+   set status = 'pending', attempts = 0, run_after = now(), updated_at = now()
+ where id = %(id)s and status = 'failed' and sume_job_id is null and unknown_since is not null
+   and error_code is distinct from 'idempotency_key_collision'  -- that key's job is somebody else's
+returning id"""
+
+
+def send_again(database: Database, row_id: int) -> bool:
+    """Send a failed row that Sume may have under its own key, which bills once (an operator's act).
+
+    False where it is no such row. One whose key is too old by then ends failed once more instead
+    of being sent.
+    """
+    return bool(database.run(SEND_AGAIN, {"id": row_id}))
+
+
 # Raising the generation is all there is to write: a trigger makes the row a new request.
 NEW_GENERATION: Final = """
 with locked as materialized (

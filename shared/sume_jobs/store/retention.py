@@ -16,7 +16,7 @@ BATCH: Final = 1000
 
 # Rows go in the order of their ids, which is nearly that of their age; `after` carries the walk
 # past old rows that have to stay, and the walk ends at the first batch with nothing old enough.
-PURGE: Final = """
+_OLD: Final = """
 with head as materialized (
   select id, status, idempotency_key, created_at, updated_at from render_jobs
    where id > %(after)s order by id limit %(batch)s),
@@ -41,7 +41,9 @@ old as materialized (
       where j.render_job_id = a.id
         and (j.status in ('queued', 'processing')
              or j.updated_at >= now() - make_interval(days => %(days)s)
-             or j.job_id in (select job_id from owed)))),
+             or j.job_id in (select job_id from owed))))"""
+
+PURGE: Final = f"""{_OLD},
 -- Asked once more of the locked row: somebody may have taken it up again in this very moment.
 locked as materialized (
   select id, idempotency_key from render_jobs
@@ -74,3 +76,21 @@ def purge(database: Database, days: int, key_life: int, may_go_on: Callable[[], 
             break
         after = row["last"]
     return gone
+
+
+COUNT: Final = f"""{_OLD}
+select (select count(*) from old) as n, (select max(id) from head) as last,
+       exists (select from head where created_at < now() - make_interval(days => %(days)s)) as has_old"""
+
+
+def count(database: Database, days: int, key_life: int) -> int:
+    """Count what `purge` would delete now, in the same batches."""
+    found = after = 0
+    while True:
+        row = database.run(
+            COUNT, {"after": after, "batch": BATCH, "days": days, "key_life": key_life}
+        )[0]
+        found += int(row["n"])
+        if row["last"] is None or not row["has_old"]:
+            return found
+        after = row["last"]
