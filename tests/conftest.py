@@ -52,8 +52,15 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
 
 
 @pytest.fixture(scope="session")
-def template(postgres: Server, nursery: Nursery) -> Iterator[str]:
-    """A database migrated by the real `functions/migrate`, copied for each test."""
+def template(postgres: Server, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A database migrated by the real `functions/migrate`, copied for each test.
+
+    TEST_TEMPLATE names one that is there already.
+    """
+    if given := os.environ.get("TEST_TEMPLATE"):
+        yield given
+        return
+    nursery: Nursery = request.getfixturevalue("nursery")
     create_database(postgres, TEMPLATE)
     database = Database(postgres, TEMPLATE)
     container = nursery.container({"DATABASE_URL": database.url})

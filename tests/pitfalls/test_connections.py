@@ -616,6 +616,7 @@ def test_p72_an_api_key_rotated_while_warm(
         bundle.D()
         after = database.row(row)
         assert after["status"] == "submitted", "read again once past the cache"
+        assert after["attempts"] == 1, "the one that was refused is given back"
         fake.set_status(job, "completed")
         for _ in range(2):
             bundle.poll_now()

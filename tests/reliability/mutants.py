@@ -2,431 +2,325 @@
 
     python -m tests.reliability.mutants                      every mutant, survivors at the end
     python -m tests.reliability.mutants --only render_jobs   those of one module
+    python -m tests.reliability.mutants --match 'CLAIM:'     those with that in their description
     python -m tests.reliability.mutants --list               what would be run, and nothing more
+    python -m tests.reliability.mutants --report             the table of what was tried so far
 
-Works on a copy of the repository. In the SQL of the store each comparison is taken away (made
-true), `is null`, `exists` and counts are turned round, row locks are dropped; in the decisions each
-comparison, flag and listed value. A mutant that PostgreSQL or Python cannot read is not counted.
-Each goes through the tests that should notice it; one that these let pass goes through a second,
-longer set. What then still passes is a survivor: it needs a test, or stands in `EQUIVALENT` with
-the reason why nobody can tell it from the original.
+What is changed is told in `mutant_sources.py`. A mutant that PostgreSQL or Python cannot read is
+not counted. Each goes through the tests that should notice it, those first that noticed most so
+far; one that these let pass goes through a second, longer set. What then still passes is a
+survivor: it needs a test, or stands in `mutant_equivalents.py` with the reason why nobody can tell
+it from the original.
+
+What was killed is kept in a file (`--results`) and not tried again while its statement or function
+stays as it is; survivors are tried again each time.
 """
 
-# ruff: noqa: E402
 from __future__ import annotations
 
 import argparse
-import ast
-import os
+import json
 import random
-import re
-import shutil
-import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "shared")]
+from tests.reliability.mutant_equivalents import EQUIVALENT
+from tests.reliability.mutant_sources import Mutant, mutants_of
+from tests.reliability.mutant_trials import LAYER, ROOT, Bench, Reader, Stage
 
-import psycopg
-from sume_jobs.store import migrations
+RESULTS = ROOT / ".local" / "mutants.jsonl"
 
-from tests.support.postgres import Database, Server, create_database
-
-LAYER = "shared/sume_jobs"
-# Where a module's mutants are to be noticed.
-FIRST: dict[str, tuple[str, ...]] = {
+DATABASE = "tests/database"
+NEAR = (f"{DATABASE}/test_bystanders.py", f"{DATABASE}/test_guards.py")
+GUARDS = ("tests/reliability/test_guards.py", "tests/reliability/test_found.py")
+# For each part of the layer: where its mutants are to be noticed at once, and where else.
+SETS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "store/render_jobs.py": (
-        "tests/database/test_render_jobs.py",
-        "tests/reliability/test_guards.py",
-        "tests/reliability/test_found.py",
+        (f"{DATABASE}/test_render_jobs.py", *NEAR),
+        (DATABASE, *GUARDS, "tests/dispatch/test_dispatch.py", "tests/pitfalls/test_submit.py",
+         "tests/pitfalls/test_reap.py", "tests/property"),
     ),
     "store/gen_jobs.py": (
-        "tests/database/test_gen_jobs.py",
-        "tests/reliability/test_guards.py",
-        "tests/reliability/test_found.py",
+        (f"{DATABASE}/test_gen_jobs.py", *NEAR),
+        (DATABASE, *GUARDS, "tests/dispatch/test_archive.py", "tests/pitfalls/test_poll.py",
+         "tests/property"),
     ),
-    "store/webhook_events.py": ("tests/database/test_webhook_events.py",),
-    "store/pace.py": ("tests/database/test_pace.py",),
-    "store/follow_ups.py": ("tests/dispatch",),
-    "store/retention.py": ("tests/database/test_housekeeping.py",),
-    "decisions/outcomes.py": ("tests/unit/test_outcomes.py",),
-    "decisions/status.py": ("tests/unit/test_status.py",),
-    "decisions/signature.py": ("tests/unit/test_signature.py",),
-    "decisions/backoff.py": ("tests/unit/test_backoff.py",),
-    "decisions/pacing.py": ("tests/unit/test_pacing.py",),
-}
-SECOND = (
-    "tests/reliability/test_simulation.py",
-    "tests/reliability/test_found.py",
-    "tests/database",
-    "tests/property",
-    "tests/pitfalls/test_submit.py",
-    "tests/pitfalls/test_reap.py",
-    "tests/pitfalls/test_poll.py",
-    "tests/pitfalls/test_webhook.py",
-)
-# The longest that a set may take, in seconds: one that hangs has noticed something.
-FIRST_SECONDS, SECOND_SECONDS = 300.0, 900.0
+    "store/webhook_events.py": (
+        (f"{DATABASE}/test_webhook_events.py", *NEAR),
+        (DATABASE, *GUARDS, "tests/pitfalls/test_webhook.py", "tests/property"),
+    ),
+    "store/pace.py": (
+        (f"{DATABASE}/test_pace.py", *NEAR, f"{DATABASE}/test_render_jobs.py",
+         f"{DATABASE}/test_gen_jobs.py"),
+        (DATABASE, *GUARDS, "tests/reliability/test_pace_gates.py",
+         "tests/pitfalls/test_pacing.py"),
+    ),
+    "store/follow_ups.py": (
+        (*NEAR, "tests/dispatch/test_dispatch.py"),
+        ("tests/dispatch/test_rules.py", DATABASE),
+    ),
+    "store/retention.py": (
+        (f"{DATABASE}/test_housekeeping.py", *NEAR),
+        (DATABASE, "tests/dispatch/test_dispatch.py"),
+    ),
+    "store/enqueue.py": (("tests/api/test_api.py",), ("tests/api", DATABASE)),
+    "store/levels.py": ((f"{DATABASE}/test_housekeeping.py",), (DATABASE, "tests/api")),
+    "store/job_views.py": (
+        ("tests/api/test_api.py", "tests/api/test_board.py", "tests/api/test_history.py"),
+        (DATABASE, "tests/api"),
+    ),
+    "store/migrations.py": ((f"{DATABASE}/test_migrations.py",), (DATABASE,)),
+    "store/migrations/": (
+        (f"{DATABASE}/test_refusals.py", f"{DATABASE}/test_render_jobs.py",
+         f"{DATABASE}/test_gen_jobs.py", *NEAR),
+        (DATABASE, "tests/api/test_api.py", "tests/api/test_history.py", *GUARDS,
+         "tests/pitfalls/test_submit.py"),
+    ),
+    "decisions/outcomes.py": (
+        ("tests/unit/test_outcomes.py", "tests/unit/test_answers.py"),
+        (*GUARDS, "tests/pitfalls/test_submit.py", "tests/pitfalls/test_poll.py",
+         "tests/pitfalls/test_pacing.py",
+         "tests/pitfalls/test_connections.py::test_p72_an_api_key_rotated_while_warm"),
+    ),
+    "decisions/status.py": (("tests/unit/test_status.py",), (f"{DATABASE}/test_gen_jobs.py",)),
+    "decisions/signature.py": (
+        ("tests/unit/test_signature.py",), ("tests/pitfalls/test_webhook.py",),
+    ),
+    "decisions/backoff.py": (("tests/unit/test_backoff.py",), ("tests/pitfalls/test_pacing.py",)),
+    "decisions/pacing.py": (
+        ("tests/unit/test_pacing.py",), ("tests/unit", "tests/pitfalls/test_pacing.py"),
+    ),
+    "flows/gates.py": (
+        ("tests/reliability/test_pace_gates.py",), ("tests/pitfalls/test_pacing.py",),
+    ),
+    "flows/time_left.py": (("tests/pitfalls/test_reap.py",), ("tests/pitfalls/test_submit.py",)),
+    "flows/submit.py": (
+        ("tests/pitfalls/test_submit.py", *GUARDS),
+        ("tests/pitfalls/test_pacing.py", "tests/reliability/test_pace_gates.py",
+         "tests/pitfalls/test_reap.py", "tests/pitfalls/test_connections.py",
+         "tests/aws/test_secrets_manager.py", "tests/database/test_telemetry.py"),
+    ),
+    "flows/paced_run.py": (
+        ("tests/unit/test_paced_run.py",),
+        ("tests/pitfalls/test_submit.py", "tests/pitfalls/test_pacing.py",
+         "tests/pitfalls/test_connections.py", "tests/reliability/test_pace_gates.py",
+         "tests/pitfalls/test_reap.py"),
+    ),
+    "flows/poll.py": (
+        ("tests/pitfalls/test_poll.py", *GUARDS),
+        ("tests/pitfalls/test_pacing.py", "tests/reliability/test_pace_gates.py",
+         "tests/pitfalls/test_webhook.py", "tests/aws/test_secrets_manager.py"),
+    ),
+    "flows/reap.py": (
+        ("tests/pitfalls/test_reap.py", *GUARDS),
+        ("tests/dispatch/test_dispatch.py", "tests/database/test_telemetry.py", "tests/pitfalls"),
+    ),
+    "flows/webhook.py": (
+        ("tests/pitfalls/test_webhook.py",),
+        (*GUARDS, "tests/reliability/test_fuzz_inputs.py", "tests/aws/test_secrets_manager.py"),
+    ),
+    "flows/dispatch.py": (
+        ("tests/dispatch/test_dispatch.py",),
+        ("tests/dispatch/test_rules.py",),
+    ),
+}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """One change: the text from `start` to `end` of the file becomes `new`."""
-
-    path: str
-    start: int
-    end: int
-    new: str
-    line: int
-    context: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.path}:{self.line} {self.context}"
+def sets_of(path: str) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """The tests for a file of the layer; None for one that is not mutated."""
+    return next((sets for part, sets in SETS.items() if path.startswith(part)), None)
 
 
-# What cannot be told from the original, by file and a part of the mutant's description.
-EQUIVALENT: dict[tuple[str, str], str] = {}
-
-# SQL --------------------------------------------------------------------------------------------
-
-_VALUE = r"(?:%\(\w+\)s(?:::[\w\[\]]+)?|'[^']*'|[\w.]+(?:\(\))?(?:::\w+)?)"
-_ATOM = re.compile(
-    r"(?<![\w.])[\w.]+ (?:=|<>|<=|>=|<|>|is distinct from|is not distinct from)"
-    rf" {_VALUE}(?: [-+] (?:make_interval\((?:[^()]|\([^()]*\))*\)|interval '[^']*'))?"
-)
-_LISTED = re.compile(r"(?<![\w.])[\w.]+ (?:not )?in \((?:'[^']*'(?:, )?)+\)")
-_STATEMENT = re.compile(r"\s*(select|insert|update|delete|with)\b", re.IGNORECASE)
-_TURNS: list[tuple[re.Pattern[str], str]] = [
-    (re.compile(r"\bis not null\b"), "is null"),
-    (re.compile(r"\bis null\b"), "is not null"),
-    (re.compile(r"\bnot exists \("), "exists ("),
-    (re.compile(r"(?<!not )\bexists \("), "not exists ("),
-    (re.compile(r" for update skip locked"), ""),
-    (re.compile(r" for update(?! skip)(?: of \w+)?"), ""),
-    (re.compile(r"\+ 1\b"), "+ 0"),
-    (re.compile(r" [-+] \w+\.\w+::int\b"), ""),
-    (re.compile(r" [-+] \([^()]*\)::int\b"), ""),
-    (re.compile(r"\bgreatest\("), "least("),
-    (re.compile(r"\bleast\("), "greatest("),
-    (re.compile(r" limit %\(batch\)s"), ""),
-]
+def all_mutants(only: str = "") -> list[Mutant]:
+    """What there is to try, in order of file and place, whether it can be run or not."""
+    files = [*(ROOT / LAYER).rglob("*.py"), *(ROOT / LAYER).rglob("*.sql")]
+    texts = {str(file.relative_to(ROOT / LAYER)): file.read_text() for file in sorted(files)}
+    return [
+        mutant
+        for path, text in texts.items()
+        if sets_of(path) is not None and only in path
+        for mutant in mutants_of(path, text)
+        if not _is_made_anew(mutant, texts)
+    ]
 
 
-def sql_mutants(path: str, text: str) -> Iterator[Mutant]:
-    """Mutants of the statements in a module: its strings of more than one line."""
-    for constant in _sql_strings(text):
-        start, end = constant
-        body = text[start:end]
-        for atom in _ATOM.finditer(body):
-            if _is_assignment(body, atom.start()):
-                continue
-            yield _mutant(path, text, start + atom.start(), start + atom.end(), "true")
-        for listed in _LISTED.finditer(body):
-            yield _mutant(path, text, start + listed.start(), start + listed.end(), "true")
-        for pattern, new in _TURNS:
-            for found in pattern.finditer(body):
-                yield _mutant(path, text, start + found.start(), start + found.end(), new)
-
-
-def _sql_strings(text: str) -> Iterator[tuple[int, int]]:
-    """Where the text of the module's upper-case constants stands."""
-    for found in re.finditer(
-        r'^_?[A-Z_]+: Final = \(?f?"""(.*?)"""', text, re.DOTALL | re.MULTILINE
-    ):
-        yield found.start(1), found.end(1)
-    for found in re.finditer(r'return f"""(.*?)"""', text, re.DOTALL):
-        yield found.start(1), found.end(1)
-
-
-def _is_assignment(body: str, at: int) -> bool:
-    """Whether this `a = b` sets a column rather than compares."""
-    before = re.sub(r"--[^\n]*", "", body[:at])
-    word = re.search(r"(\w+|[,(])\s*$", before)
-    if word is None or word[1] in ("where", "and", "or", "when", "on", "not", "select", "("):
-        return False
-    return word[1] in ("set", ",")
-
-
-def readable_sql(statement: str) -> str:
-    """The statement with every parameter null, for EXPLAIN."""
-    return re.sub(r"%\(\w+\)s", "null", statement).replace("%%", "%")
-
-
-# Python -----------------------------------------------------------------------------------------
-
-_TURNED: dict[type[ast.cmpop], str] = {
-    ast.Lt: ">=",
-    ast.LtE: ">",
-    ast.Gt: "<=",
-    ast.GtE: "<",
-    ast.Eq: "!=",
-    ast.NotEq: "==",
-    ast.In: "not in",
-    ast.NotIn: "in",
-    ast.Is: "is not",
-    ast.IsNot: "is",
-}
-
-
-def python_mutants(path: str, text: str) -> Iterator[Mutant]:
-    """Mutants of a module of pure decisions."""
-    offsets = [0]
-    for line in text.splitlines(keepends=True):
-        offsets.append(offsets[-1] + len(line.encode()))
-    raw = text.encode()
-
-    def at(line: int, column: int) -> int:
-        return len(raw[: offsets[line - 1] + column].decode())
-
-    def span(node: ast.expr) -> tuple[int, int]:
-        return at(node.lineno, node.col_offset), at(node.end_lineno or 0, node.end_col_offset or 0)
-
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Compare) and len(node.ops) == 1:
-            left, right = span(node.left), span(node.comparators[0])
-            turned = _TURNED[type(node.ops[0])]
-            yield _mutant(path, text, left[1], right[0], f" {turned} ")
-            listed = node.comparators[0]
-            if isinstance(listed, ast.Tuple) and len(listed.elts) > 1:
-                for number in range(len(listed.elts)):
-                    kept = [text[slice(*span(e))] for i, e in enumerate(listed.elts) if i != number]
-                    yield _mutant(path, text, *span(listed), f"({', '.join(kept)},)")
-        elif isinstance(node, ast.BoolOp):
-            old, new = (" and ", " or ") if isinstance(node.op, ast.And) else (" or ", " and ")
-            between = span(node.values[0])[1], span(node.values[1])[0]
-            if text[slice(*between)] == old:
-                yield _mutant(path, text, *between, new)
-        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            yield _mutant(path, text, span(node)[0], span(node.operand)[0], "")
-        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Line", "min", "max"):
-            if isinstance(node.func, ast.Name) and node.func.id in ("min", "max"):
-                other = "max" if node.func.id == "min" else "min"
-                yield _mutant(path, text, *span(node.func), other)
-                continue
-            for keyword in node.keywords:
-                begin = at(keyword.lineno, keyword.col_offset)
-                finish = span(keyword.value)[1]
-                tail = re.match(r",?\s*", text[finish:])
-                finish += len(tail[0]) if tail and text[finish : finish + 1] == "," else 0
-                yield _mutant(path, text, begin, finish, "")
-            other = "'fail'" if "fail" not in text[slice(*span(node.args[0]))] else "'requeue'"
-            yield _mutant(path, text, *span(node.args[0]), other)
-
-
-def _mutant(path: str, text: str, start: int, end: int, new: str) -> Mutant:
-    line = text.count("\n", 0, start) + 1
-    old = re.sub(r"\s+", " ", text[start:end]).strip()
-    whole = text[text.rfind("\n", 0, start) + 1 : text.find("\n", end)].strip()
-    shown = re.sub(r"\s+", " ", whole)[:70]
-    return Mutant(path, start, end, new, line, f"[{old} → {new.strip() or 'nothing'}] in: {shown}")
-
-
-# Running ----------------------------------------------------------------------------------------
-
-
-class Copy:
-    """A copy of the repository to mutate, and a server for its tests."""
-
-    def __init__(self, folder: Path, server: Server) -> None:
-        self.folder, self.server = folder, server
-        ignored = shutil.ignore_patterns(".git", ".venv*", ".aws-sam", ".local", "__pycache__")
-        shutil.copytree(ROOT, folder, ignore=ignored, dirs_exist_ok=True)
-        create_database(server, "sume_mutants")
-        self.database = Database(server, "sume_mutants")
-        with psycopg.connect(self.database.url, autocommit=True) as owner:
-            migrations.migrate(owner)
-
-    def text(self, path: str) -> str:
-        return (self.folder / LAYER / path).read_text()
-
-    def mutants(self) -> list[Mutant]:
-        """All that can be read by Python and PostgreSQL, in order of file and line."""
-        found: list[Mutant] = []
-        for path in FIRST:
-            text = self.text(path)
-            if path.startswith("decisions/"):
-                found += [each for each in python_mutants(path, text) if _compiles(each, text)]
-            else:
-                found += [each for each in sql_mutants(path, text) if self._is_readable(each, text)]
-        found.sort(key=lambda each: (each.path, each.start))
-        return list({(each.path, each.start, each.end, each.new): each for each in found}.values())
-
-    def _is_readable(self, mutant: Mutant, text: str) -> bool:
-        """Whether PostgreSQL takes every statement of the mutated module."""
-        statements = self._statements(mutant.path, _mutated(text, mutant))
-        with self.database.session(autocommit=True) as session:
-            for statement in statements:
-                try:
-                    session.execute("explain " + readable_sql(statement))  # type: ignore[call-overload]
-                except psycopg.errors.SyntaxError:
-                    return False
-                except psycopg.Error as error:
-                    # Nulls in place of parameters are refused here and there for other reasons.
-                    if (error.sqlstate or "").startswith("42"):
-                        return False
-        return True
-
-    @staticmethod
-    def _statements(path: str, text: str) -> list[str]:
-        """The statements that the mutated module would run: its constants, as Python makes them."""
-        module = ModuleType("sume_jobs." + path.replace("/", ".").removesuffix(".py"))
-        original = sys.modules.get(module.__name__)
-        sys.modules[module.__name__] = module
-        try:
-            exec(compile(text, path, "exec"), module.__dict__)
-        except (SyntaxError, NameError):
-            return ["not SQL at all"]
-        finally:
-            del sys.modules[module.__name__]
-            if original is not None:
-                sys.modules[module.__name__] = original
-        found = [
-            value
-            for name, value in vars(module).items()
-            if name.isupper() and isinstance(value, str)
-        ]
-        if path.endswith("pace.py"):
-            # Its parts only make sense inside a claim.
-            found.append(
-                f"with {module.admission('select')}, picked as (select 1 as id), {module.PROBE},"
-                f" spending as (select 1 as n), {module.SPEND}"
-                f" select {module.ADMISSION_COLUMNS} from gate, due, budget"
-            )
-        return [each for each in found if _STATEMENT.match(each)]
-
-    def passes(self, tests: tuple[str, ...], seconds: float) -> bool:
-        """Whether these tests let the copy pass; one that takes for ever does not."""
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-        environment = {
-            **os.environ,
-            "TEST_DATABASE_URL": self.server.url(),
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
-        process = subprocess.Popen(
-            command,
-            cwd=self.folder,
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            return process.wait(seconds) == 0
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            process.wait()
-            return False
-
-    def survives(self, mutant: Mutant, second: bool) -> str:
-        """`killed`, `killed late` (by the second set), or `survived`."""
-        file = self.folder / LAYER / mutant.path
-        original = file.read_text()
-        file.write_text(_mutated(original, mutant))
-        try:
-            if not self.passes(FIRST[mutant.path], FIRST_SECONDS):
-                return "killed"
-            if second and not self.passes(SECOND, SECOND_SECONDS):
-                return "killed late"
-            return "survived"
-        finally:
-            file.write_text(original)
-
-
-def _mutated(text: str, mutant: Mutant) -> str:
-    return text[: mutant.start] + mutant.new + text[mutant.end :]
-
-
-def _compiles(mutant: Mutant, text: str) -> bool:
-    try:
-        compile(_mutated(text, mutant), mutant.path, "exec")
-    except SyntaxError:
-        return False
-    return True
+def _is_made_anew(mutant: Mutant, texts: dict[str, str]) -> bool:
+    """Whether a later migration replaces what this one makes."""
+    later = [text for path, text in texts.items() if path.endswith(".sql") and path > mutant.path]
+    return mutant.path.endswith(".sql") and any(
+        f"create or replace {kind} {mutant.definition}" in text
+        for text in later
+        for kind in ("view", "function")
+    )
 
 
 def equivalence(mutant: Mutant) -> str | None:
     """Why nobody can tell this mutant from the original; None where somebody should."""
-    for (path, part), reason in EQUIVALENT.items():
-        if path == mutant.path and part in mutant.context:
-            return reason
-    return None
+    return EQUIVALENT.get(mutant.path, {}).get(mutant.change)
 
 
-def _without_line(name: str) -> str:
-    """A mutant's description without its line, which moves; also of a line of output."""
-    return re.sub(
-        r":\d+ ", ": ", re.sub(r"^(survived|killed|killed late|equivalent):? +", "", name)
+class Results:
+    """What was tried so far: one line of JSON for each mutant and statement as it stood."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.known: dict[str, dict[str, Any]] = {}
+        self.killers: dict[str, Counter[str]] = defaultdict(Counter)
+        self._lock = threading.Lock()
+        if file.exists():
+            for line in file.read_text().splitlines():
+                self._take(json.loads(line))
+
+    def _take(self, entry: dict[str, Any]) -> None:
+        self.known[entry["name"]] = entry
+        if entry["killer"]:
+            definition = entry["name"].split(":")[0]
+            self.killers[definition][entry["killer"]] += 1
+            self.killers[definition.split(" ")[0]][entry["killer"]] += 1
+
+    def add(self, mutant: Mutant, outcome: str, killer: str, seconds: float) -> None:
+        entry = {
+            "name": mutant.name,
+            "fingerprint": mutant.fingerprint,
+            "outcome": outcome,
+            "killer": killer,
+            "seconds": seconds,
+        }
+        with self._lock:
+            self._take(entry)
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with self.file.open("a") as results:
+                results.write(json.dumps(entry, ensure_ascii=False) + "\n")
+
+    def outcome(self, mutant: Mutant) -> str | None:
+        entry = self.known.get(mutant.name)
+        fits = entry is not None and entry["fingerprint"] == mutant.fingerprint
+        return entry["outcome"] if entry is not None and fits else None
+
+    def likely(self, mutant: Mutant) -> list[str]:
+        """The tests that noticed most mutants of this statement, then of this file."""
+        near = self.killers[f"{mutant.path} {mutant.definition}"].most_common(4)
+        far = self.killers[mutant.path].most_common(3)
+        return list(dict.fromkeys(name for name, _ in near + far))
+
+
+def report(mutants: Iterable[Mutant], results: Results) -> int:
+    """Print the table and what is open; gives the number of survivors."""
+    rows: dict[str, Counter[str]] = defaultdict(Counter)
+    open_ones = []
+    for mutant in mutants:
+        reason = equivalence(mutant)
+        outcome = "equivalent" if reason else results.outcome(mutant) or "not tried"
+        rows[mutant.path][outcome] += 1
+        if outcome == "survived":
+            open_ones.append(f"survived: {mutant.path}:{mutant.line} {mutant.change}")
+        if reason:
+            print(f"equivalent: {mutant.path} {mutant.change}\n            {reason}")
+    kinds = ("killed", "equivalent", "survived", "not tried")
+    print(f"\n| {'module':34} | tried | {' | '.join(kinds)} |")
+    total: Counter[str] = Counter()
+    for path, row in [*rows.items(), ("all", total)]:
+        cells = " | ".join(f"{row[kind]:{len(kind)}}" for kind in kinds)
+        tried = row["killed"] + row["equivalent"] + row["survived"]
+        print(f"| {path:34} | {tried:5} | {cells} |")
+        if row is not total:
+            total.update(row)
+    print("\n".join(["", *open_ones]))
+    print(
+        f"tried {total['killed'] + total['equivalent'] + total['survived']},"
+        f" killed {total['killed']}, equivalent {total['equivalent']},"
+        f" survivors {total['survived']}, not tried {total['not tried']}"
     )
+    return total["survived"]
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line; 1 where a mutant survives that is not known to be equivalent."""
     parser = argparse.ArgumentParser(prog="python -m tests.reliability.mutants")
-    parser.add_argument("--only", help="part of a module's path")
+    parser.add_argument("--only", default="", help="part of a module's path")
+    parser.add_argument("--match", default="", help="part of a mutant's description")
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--report", action="store_true")
     parser.add_argument("--sample", type=int, help="that many, drawn")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first-set-only", action="store_true", help="survivors are candidates")
-    parser.add_argument("--match", help="part of a mutant's description")
-    parser.add_argument("--resume", type=Path, help="all but those in the output in a file")
-    parser.add_argument("--retry", type=Path, help="those that survived, by the output in a file")
+    parser.add_argument("--second-set-only", action="store_true", help="for known survivors")
+    parser.add_argument("--new-only", action="store_true", help="leave known survivors")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where they are kept")
+    parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin none after that")
     given = parser.parse_args(arguments)
-    server = Server().start()
-    counts: Counter[str] = Counter()
-    survivors: list[str] = []
-    started = time.monotonic()
+    results = Results(given.results)
+    mutants = [each for each in all_mutants(given.only) if given.match in each.change]
+    reader = Reader()
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            Path(folder).chmod(0o755)
-            copy = Copy(Path(folder) / "copy", server)
-            mutants = [
-                each
-                for each in copy.mutants()
-                if (given.only or "") in each.path and (given.match or "") in each.name
-            ]
-            if given.resume is not None:
-                done = [_without_line(line) for line in given.resume.read_text().splitlines()]
-                mutants = [each for each in mutants if _without_line(each.name) not in done]
-            if given.retry is not None:
-                lines = given.retry.read_text().splitlines()
-                survived = [_without_line(line) for line in lines if line.startswith("survived")]
-                mutants = [each for each in mutants if _without_line(each.name) in survived]
-            if given.sample is not None and given.sample < len(mutants):
-                mutants = random.Random(given.seed).sample(mutants, given.sample)
-            if given.list:
-                print("\n".join(each.name for each in mutants))
-                print(f"{len(mutants)} mutants")
-                return 0
-            for path in sorted({each.path for each in mutants}):
-                if not copy.passes(FIRST[path], FIRST_SECONDS):
-                    print(f"{', '.join(FIRST[path])} fail without any mutant")
-                    return 2
-            for mutant in mutants:
-                if time.monotonic() - started > given.seconds:
-                    break
-                reason = equivalence(mutant)
-                outcome = (
-                    "equivalent" if reason else copy.survives(mutant, not given.first_set_only)
-                )
-                counts[outcome] += 1
-                print(f"{outcome:11} {mutant.name}", flush=True)
-                if outcome == "survived":
-                    survivors.append(mutant.name)
+        mutants = [each for each in mutants if reader.can_read(each)]
+        if given.report:
+            return bool(report(mutants, results))
+        waiting = [
+            each
+            for each in mutants
+            if equivalence(each) is None
+            and results.outcome(each) != "killed"
+            and not (given.new_only and results.outcome(each))
+        ]
+        if given.sample is not None and given.sample < len(waiting):
+            waiting = random.Random(given.seed).sample(waiting, given.sample)
+        if given.list:
+            print("\n".join(f"{each.path}:{each.line} {each.change}" for each in waiting))
+            print(f"{len(waiting)} mutants to try")
+            return 0
+        _try_all(waiting, results, reader, given)
     finally:
-        server.stop()
-    print(f"{counts.total()} mutants in {time.monotonic() - started:.0f} s: {dict(counts)}")
-    for name in survivors:
-        print(f"survived: {name}")
-    return bool(survivors)
+        reader.close()
+    return bool(report(mutants, results))
+
+
+def _try_all(
+    waiting: list[Mutant], results: Results, reader: Reader, given: argparse.Namespace
+) -> None:
+    until = time.monotonic() + given.seconds
+    left = list(reversed(waiting))
+    failures: list[BaseException] = []
+
+    def work(bench: Bench) -> None:
+        try:
+            while left and time.monotonic() < until and not failures:
+                mutant = left.pop()
+                sets = sets_of(mutant.path)
+                assert sets is not None
+                stages = [
+                    Stage(tests, seconds)
+                    for tests, seconds, is_wanted in (
+                        (sets[0], 150.0, not given.second_set_only),
+                        (sets[1], 900.0, not given.first_set_only),
+                    )
+                    if is_wanted
+                ]
+                outcome, killer, took = bench.try_mutant(mutant, stages, results.likely(mutant))
+                results.add(mutant, outcome, killer, took)
+                print(f"{outcome:9}{took:6.1f} s  {mutant.name}", flush=True)
+        except BaseException as error:
+            failures.append(error)
+
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        benches = [Bench(Path(folder) / str(n), reader.server) for n in range(given.processes)]
+        threads = [threading.Thread(target=work, args=(bench,)) for bench in benches]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for bench in benches:
+            bench.close()
+    if failures:
+        raise failures[0]
 
 
 if __name__ == "__main__":

@@ -62,6 +62,10 @@ def test_the_job_id_is_found_in_each_of_its_places(body: object) -> None:
     assert decide_submit(answer(202, body), True, NOW).job_id == "job_1"
 
 
+def test_only_an_acceptance_brings_a_job_id() -> None:
+    assert decide_submit(answer(300, accepted()), True, NOW).job_id is None
+
+
 def test_data_job_id_goes_before_all_others() -> None:
     body = {"data": {"job": {"id": "job_1"}, "request_id": "job_2"}, "job_id": "job_3"}
     assert decide_submit(answer(202, body), True, NOW).job_id == "job_1"
@@ -358,7 +362,10 @@ READS = [
     ("429", answer(429, b""), "failed", "backoff"),
     ("503", answer(503, b""), "failed", "backoff"),
     ("500", answer(500, b""), "failed", None),
+    ("500 with a record", answer(500, record("completed")), "failed", None),
+    ("404 with a record", answer(404, record("completed")), "missing", None),
     ("302", answer(302, b""), "failed", None),
+    ("300 with a record", answer(300, record("completed")), "failed", None),
     ("409", answer(409, b""), "failed", None),
     ("no answer", NoAnswer(True, "ReadTimeout"), "failed", None),
     ("never sent", NoAnswer(False, "gaierror"), "failed", None),
@@ -374,9 +381,15 @@ def test_the_read_table(given: Answer | NoAnswer, action: str, stop: str | None)
     assert (outcome.state is not None) == (action == "state")
 
 
+def test_an_answer_that_cannot_be_read_is_told_under_its_own_status() -> None:
+    assert outcomes.decide_read(answer(204, b""), "job_1", NOW).http_status == 204
+
+
 RESULT = {"data": {"result": {"artifacts": [{"url": "https://media/1.png"}]}}}
 RESULTS = [
     ("a result", answer(200, RESULT), "result", None),
+    ("under its id", answer(200, {"job_id": "job_1", **RESULT}), "result", None),
+    ("500 with a result", answer(500, RESULT), "failed", None),
     ("an empty list", answer(200, {"data": {"result": {"artifacts": []}}}), "later", None),
     ("no list", answer(200, {"data": {}}), "later", None),
     ("409 job_not_completed", answer(409, code="job_not_completed"), "later", None),
@@ -410,6 +423,7 @@ CANCELS = [
     ("another job", answer(200, {"data": {"job_id": "job_2"}}), "failed", None),
     ("404", answer(404, b""), "missing", None),
     ("500", answer(500, b""), "failed", None),
+    ("500 with a record", answer(500, CANCELED), "failed", None),
     ("401", answer(401, b""), "failed", "account"),
     ("402", answer(402, b""), "failed", "account"),
     ("429", answer(429, b""), "failed", "backoff"),

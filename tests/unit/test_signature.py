@@ -32,6 +32,7 @@ def test_a_known_signature() -> None:
         f"{signed(secret='other')}, {signed()}",
         f" {signed()} ",
         f"v1=,v1=zz,,=,{signed()}",
+        signed().rjust(4096),
     ],
 )
 def test_any_matching_part_verifies(header: str) -> None:
@@ -63,6 +64,7 @@ def test_every_secret_is_tried(secrets: tuple[str, ...]) -> None:
         (BODY, str(NOW), "v1=" + "ж" * 64, (SECRET,)),
         (BODY, str(NOW), "v1=\ud800", (SECRET,)),
         (BODY, str(NOW), "x" * 5000 + "," + signed(), (SECRET,)),
+        (BODY, str(NOW), signed().rjust(4097), (SECRET,)),
         (BODY, f"0x{NOW:x}", signed(timestamp=f"0x{NOW:x}"), (SECRET,)),
         (BODY, f" {NOW}", signed(timestamp=f" {NOW}"), (SECRET,)),
         (BODY, f"{NOW}.0", signed(timestamp=f"{NOW}.0"), (SECRET,)),

@@ -1,0 +1,235 @@
+"""Trying mutants: a copy of the repository for each process, and one PostgreSQL for all of them."""
+
+# ruff: noqa: E402
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "shared")]
+
+import psycopg
+from sume_jobs.store import migrations
+
+from tests.reliability.mutant_sources import Mutant
+from tests.support.invariants import HISTORY
+from tests.support.postgres import Database, Server, create_database, drop_database
+
+LAYER = "shared/sume_jobs"
+TEMPLATE = "sume_mutants_template"
+_STATEMENT = re.compile(r"\s*(select|insert|update|delete|with)\b", re.IGNORECASE)
+
+
+class Reader:
+    """Tells whether PostgreSQL and Python can read a mutant at all."""
+
+    def __init__(self) -> None:
+        self.server = Server().start()
+        create_database(self.server, TEMPLATE)
+        self._database = Database(self.server, TEMPLATE)
+        with psycopg.connect(
+            self._database.url, autocommit=True, row_factory=psycopg.rows.dict_row
+        ) as owner:
+            migrations.migrate(owner)
+        self._database.execute(HISTORY)
+        self._database.close()
+        create_database(self.server, "sume_mutants_reader", TEMPLATE)
+        create_database(self.server, "sume_mutants_empty")
+        self._session = Database(self.server, "sume_mutants_reader").session(autocommit=True)
+        self._empty = Database(self.server, "sume_mutants_empty").session()
+        self._originals: dict[str, set[str]] = {}
+
+    def close(self) -> None:
+        self._session.close()
+        self._empty.close()
+        self.server.stop()
+
+    def can_read(self, mutant: Mutant) -> bool:
+        text = (ROOT / LAYER / mutant.path).read_text()
+        if mutant.path.endswith(".sql"):
+            return self._can_migrate(mutant, text)
+        changed = mutant.applied_to(text)
+        try:
+            compile(changed, mutant.path, "exec")
+        except SyntaxError:
+            return False
+        if not mutant.path.startswith("store/") or mutant.path.endswith("/migrations.py"):
+            return True
+        if mutant.path not in self._originals:
+            self._originals[mutant.path] = set(_statements(mutant.path, text) or ())
+        statements = _statements(mutant.path, changed)
+        return statements is not None and all(
+            self._is_sql(each) for each in set(statements) - self._originals[mutant.path]
+        )
+
+    def _can_migrate(self, mutant: Mutant, text: str) -> bool:
+        try:
+            for each in migrations.migrations():
+                changed = (
+                    mutant.applied_to(text)
+                    if mutant.path.endswith(f"{each.version:04d}_{each.name}.sql")
+                    else each.sql
+                )
+                self._empty.execute(changed)  # type: ignore[call-overload]
+        except psycopg.Error:
+            return False
+        finally:
+            self._empty.rollback()
+        return True
+
+    def _is_sql(self, statement: str) -> bool:
+        # With every parameter null.
+        plain = re.sub(r"%\(\w+\)s", "null", statement).replace("%%", "%")
+        try:
+            self._session.execute("explain " + plain)  # type: ignore[call-overload]
+        except psycopg.Error as error:
+            # Nulls in place of parameters are refused here and there for other reasons.
+            return not (error.sqlstate or "").startswith("42")
+        return True
+
+
+def _statements(path: str, text: str) -> list[str] | None:
+    """The statements of a module, as Python makes its constants; None where it cannot."""
+    module = ModuleType("sume_jobs." + path.replace("/", ".").removesuffix(".py"))
+    original = sys.modules.get(module.__name__)
+    # Dataclasses look for the module that they are made in.
+    sys.modules[module.__name__] = module
+    try:
+        exec(compile(text, path, "exec"), module.__dict__)
+    except Exception:
+        return None
+    finally:
+        del sys.modules[module.__name__]
+        if original is not None:
+            sys.modules[module.__name__] = original
+    found = [
+        value for name, value in vars(module).items() if name.isupper() and isinstance(value, str)
+    ]
+    if path.endswith("/pace.py"):
+        # Its parts only make sense inside a claim.
+        found.append(
+            f"with {module.admission('select')}, picked as (select 1 as id), {module.PROBE},"
+            f" spending as (select 1 as n), {module.SPEND}"
+            f" select {module.ADMISSION_COLUMNS} from gate, due, budget"
+        )
+    return [each for each in found if _STATEMENT.match(each)]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A set of tests, and the longest that it may take: one that hangs has noticed something."""
+
+    tests: Sequence[str]
+    seconds: float
+
+
+class Bench:
+    """A copy of the repository to mutate, and the process that runs its tests."""
+
+    def __init__(self, folder: Path, server: Server) -> None:
+        self.folder, self._server = folder, server
+        ignored = shutil.ignore_patterns(".git", ".venv*", ".aws-sam", ".local", "__pycache__")
+        shutil.copytree(ROOT, folder, ignore=ignored)
+        self._touched = 1_000_000_000
+        self._green: set[Sequence[str]] = set()
+        environment = {
+            **os.environ,
+            "TEST_DATABASE_URL": server.url(),
+            "PYTHONPATH": os.pathsep.join([str(folder), str(folder / "shared")]),
+            "MUTANT_OUTPUT": str(folder / "output.txt"),
+        }
+        self._worker = subprocess.Popen(
+            [sys.executable, "-m", "tests.reliability.mutant_worker"],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def close(self) -> None:
+        assert self._worker.stdin is not None
+        self._worker.stdin.close()
+        self._worker.wait(30)
+
+    def try_mutant(
+        self, mutant: Mutant, stages: Sequence[Stage], likely: list[str]
+    ) -> tuple[str, str, float]:
+        """`killed` or `survived`, the test that noticed, and the seconds that it took."""
+        for stage in stages:
+            self._check_green(stage)
+        file = self.folder / LAYER / mutant.path
+        original = file.read_text()
+        took = 0.0
+        self._write(file, mutant.applied_to(original))
+        try:
+            for stage in stages:
+                answer = self._run(stage, likely, is_migration=mutant.path.endswith(".sql"))
+                took += answer["seconds"]
+                if answer["outcome"] != "passed":
+                    return "killed", answer["killer"] or answer["outcome"], took
+            return "survived", "", took
+        finally:
+            self._write(file, original)
+
+    def _check_green(self, stage: Stage) -> None:
+        if stage.tests in self._green:
+            return
+        answer = self._run(stage, [], is_migration=False)
+        if answer["outcome"] != "passed":
+            output = (self.folder / "output.txt").read_text()[-4000:]
+            raise RuntimeError(f"{stage.tests} fail without any mutant:\n{output}")
+        self._green.add(stage.tests)
+
+    def _write(self, file: Path, text: str) -> None:
+        """Write a file under a time of its own, by which compiled files are known to be old."""
+        file.write_text(text)
+        self._touched += 1
+        os.utime(file, (self._touched, self._touched))
+
+    def _run(self, stage: Stage, likely: list[str], is_migration: bool) -> dict[str, Any]:
+        assert self._worker.stdin is not None
+        assert self._worker.stdout is not None
+        wanted = [
+            name
+            for name in likely
+            if any(name.split("::")[0].startswith(each.split("::")[0]) for each in stage.tests)
+        ]
+        asked = {
+            "tests": list(stage.tests),
+            "likely": wanted,
+            "seconds": stage.seconds,
+            # A changed migration needs a database of its own making.
+            "template": "" if is_migration else TEMPLATE,
+        }
+        print(json.dumps(asked), file=self._worker.stdin, flush=True)
+        line = self._worker.stdout.readline()
+        if not line:
+            raise RuntimeError("the worker has ended; see its output above")
+        answer: dict[str, Any] = json.loads(line)
+        if answer["outcome"] == "broken":
+            output = (self.folder / "output.txt").read_text()[-4000:]
+            raise RuntimeError(f"{stage.tests} could not be run:\n{output}")
+        if answer["outcome"] == "hung":
+            self._drop_leftovers(str(answer["pid"]))
+        return answer
+
+    def _drop_leftovers(self, pid: str) -> None:
+        with self._server.connect() as admin:
+            names = admin.execute(
+                "select datname from pg_database where datname ~ %s", (f"^sume_[a-z]+_{pid}(_|$)",)
+            ).fetchall()
+        for (name,) in names:
+            with contextlib.suppress(psycopg.Error):
+                drop_database(self._server, name)

@@ -1,0 +1,112 @@
+"""Runs tests on a mutated copy: one interpreter with the libraries loaded, a fork for each trial.
+
+    python -m tests.reliability.mutant_worker   in the copy; a line of JSON in, a line of JSON out
+
+A fork has nothing of the project imported yet, so it sees the files as they are at that moment, and
+spends its time on tests instead of on imports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LIBRARIES = (
+    "aiohttp.web", "aws_lambda_powertools", "aws_lambda_powertools.metrics", "boto3", "botocore",
+    "hypothesis.stateful", "moto.server", "psycopg", "psycopg.types.json", "requests",
+)  # fmt: skip
+
+
+class Watch:
+    """Puts the tests that noticed most so far first, and notes which one notices now."""
+
+    def __init__(self, likely: list[str]) -> None:
+        self.likely = likely
+        self.killer: str | None = None
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        places = {name: place for place, name in enumerate(self.likely)}
+        items.sort(key=lambda item: places.get(item.nodeid, len(places)))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and self.killer is None:
+            self.killer = report.nodeid
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed and self.killer is None:
+            self.killer = report.nodeid
+
+
+def run(tests: list[str], likely: list[str], output: Path) -> None:
+    """The fork: run the tests until one fails, and tell by the exit code and a file."""
+    os.setsid()
+    log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    watch = Watch(likely)
+    # Of a library that is loaded already pytest says that it cannot rewrite its asserts.
+    options = "-x -q --tb=short -p no:cacheprovider -p no:xdist -W ignore::pytest.PytestWarning"
+    code = pytest.main([*options.split(), *tests], [watch])
+    output.with_suffix(".killer").write_text(watch.killer or "")
+    sys.stdout.flush()
+    os._exit(int(code))
+
+
+def trial(tests: list[str], likely: list[str], seconds: float, output: Path) -> dict[str, Any]:
+    """Run the tests in a fork: `passed`, `failed`, `hung` or `broken` (no tests were run)."""
+    started = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        try:
+            run(tests, likely, output)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(99)
+    code: int | None = None
+    while code is None and time.monotonic() - started < seconds:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            code = os.waitstatus_to_exitcode(status)
+        else:
+            time.sleep(0.01)
+    # Whatever the tests left behind, and the tests themselves where they hang.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGKILL)
+    if code is None:
+        os.waitpid(child, 0)
+    outcomes = {None: "hung", 0: "passed", 1: "failed", 2: "failed"}
+    killer = output.with_suffix(".killer")
+    return {
+        "outcome": outcomes.get(code, "broken"),
+        "killer": killer.read_text() if code in (1, 2) and killer.exists() else "",
+        "seconds": round(time.monotonic() - started, 2),
+        "pid": child,
+    }
+
+
+def main() -> None:
+    for name in LIBRARIES:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    output = Path(os.environ["MUTANT_OUTPUT"])
+    for line in sys.stdin:
+        asked = json.loads(line)
+        os.environ["TEST_TEMPLATE"] = asked["template"]
+        answer = trial(asked["tests"], asked["likely"], asked["seconds"], output)
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
