@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from sume_jobs.store.counts import counted, estimated
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from sume_jobs.connection import Database
 
 BATCH: Final = 10
+# Up to here the backlog is counted.
+MOST: Final = 10_000
 SUBMISSION_FAILED: Final = "submission.failed"
 
 
@@ -208,11 +212,15 @@ def mark(database: Database, marks: Sequence[Mark], max_attempts: int) -> Marked
     )
 
 
-BACKLOG: Final = """
-select count(*) as n from follow_up where dispatched_at is null and dead_reason is null"""
+_WAITING: Final = "select from follow_up where dispatched_at is null and dead_reason is null"
+
+# Without a target all follow-ups of a long history wait.
+BACKLOG: Final = f"""
+select n, case when n < {MOST} then n else greatest(n, {estimated("follow_up_due")}) end::bigint as backlog
+  from (values ({counted(_WAITING, "run_after", MOST)})) as x (n)"""
 
 
 def backlog(database: Database) -> int:
-    """Count the follow-ups that wait for a target, from the partial index."""
-    count: int = database.run(BACKLOG)[0]["n"]
+    """Count the follow-ups that wait for a target, up to 10,000; more than that are estimated."""
+    count: int = database.run(BACKLOG)[0]["backlog"]
     return count

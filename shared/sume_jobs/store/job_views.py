@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sume_jobs.decisions.enqueue_request import LARGEST_ID
+from sume_jobs.store.counts import counted, estimated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,8 +50,35 @@ select wanted.id, {_CUSTOMER}
  where %(state)s::text is null or c.state = %(state)s
  order by wanted.id desc limit %(limit)s"""
 
+# Where no more than a walk's length of rows are in each stage of working, the page is found from
+# those, however far down they are.
+NEWEST_WORKING: Final = f"""
+with candidate as materialized (
+  (select 'waiting' as stage, id from render_jobs where status = 'pending' and reaps < 2
+    order by priority, run_after, id limit %(walk)s)
+  union all
+  (select 'suspect', id from render_jobs where status = 'pending' and reaps >= 2
+    order by reaps, run_after, id limit %(walk)s)
+  union all
+  (select 'sending', id from render_jobs where status = 'submitting'
+    order by claimed_at limit %(walk)s)
+  union all
+  (select 'at_sume', render_job_id from gen_job where status in ('queued', 'processing')
+    order by created_at limit %(walk)s)),
+found as materialized (
+  select coalesce(max(n), 0) < %(walk)s as is_whole
+    from (select count(*) as n from candidate group by stage) as each),
+page as materialized (
+  select wanted.id, {_CUSTOMER}
+    from (select distinct id from candidate where id < %(before)s order by id desc) as wanted
+   {_LOOKED_UP}
+   where c.state = 'working' and (select is_whole from found)
+   order by wanted.id desc limit %(limit)s)
+select found.is_whole, page.id, page.job from found left join page on true order by page.id desc"""
+
 LAST_OF_WALK: Final = """
-select id from render_jobs where id < %(before)s order by id desc offset %(walk)s - 1 limit 1"""
+select min(id) as id, count(*) as n
+  from (select id from render_jobs where id < %(before)s order by id desc limit %(walk)s) as walked"""
 
 # A job of an earlier generation may be among the candidates: the view decides.
 _NEED_ATTENTION: Final = """
@@ -91,26 +119,51 @@ def newest(
     The second value is the `before` of the next page, None after the last. Where rows of a state
     are far apart a page may hold fewer than `limit`, even none, and not be the last.
     """
-    in_need = state == "needs_attention"
-    walk = limit + 1 if state is None else WALK
-    parameters = {"before": before, "limit": limit + 1, "walk": walk, "state": state}
-    rows = database.run(NEED_ATTENTION if in_need else NEWEST, parameters)
-    jobs = [row["job"] for row in rows[:limit]]
-    if len(rows) > limit:
-        return jobs, rows[limit - 1]["id"]
+    parameters: dict[str, object] = {
+        "before": before,
+        "limit": limit + 1,
+        "walk": WALK,
+        "state": state,
+    }
     if state is None:
-        return jobs, None
-    last = database.run(LAST_IN_NEED if in_need else LAST_OF_WALK, parameters)
-    if not last or (in_need and last[0]["n"] < walk):
-        return jobs, None
-    return jobs, last[0]["id"]
+        return _page(database.run(NEWEST, {**parameters, "walk": limit + 1}), limit)
+    if state == "working":
+        rows = database.run(NEWEST_WORKING, parameters)
+        if rows[0]["is_whole"]:
+            return _page([row for row in rows if row["id"] is not None], limit)
+    if state != "needs_attention":
+        return _page_of_walk(database, NEWEST, LAST_OF_WALK, parameters, limit)
+    # Nearly all of these candidates are in need: a short walk will do, a long one if it has to.
+    short = {**parameters, "walk": 2 * (limit + 1)}
+    rows = database.run(NEED_ATTENTION, short)
+    if len(rows) > limit:
+        return _page(rows, limit)
+    return _page_of_walk(database, NEED_ATTENTION, LAST_IN_NEED, parameters, limit)
+
+
+def _page(rows: Sequence[Row], limit: int) -> tuple[list[str], int | None]:
+    jobs = [row["job"] for row in rows[:limit]]
+    return jobs, rows[limit - 1]["id"] if len(rows) > limit else None
+
+
+def _page_of_walk(
+    database: Database, page: str, last: str, parameters: dict[str, object], limit: int
+) -> tuple[list[str], int | None]:
+    jobs, following = _page(database.run(page, parameters), limit)
+    if following is not None:
+        return jobs, following
+    (end,) = database.run(last, parameters)
+    return jobs, end["id"] if end["n"] >= WALK else None
 
 
 # What there is about one row is little: its own, its jobs', their events'.
 SUPPORT: Final = """
 with job as materialized (
   select job_id from gen_job where render_job_id = %(id)s
-  union select sume_job_id from render_jobs where id = %(id)s and sume_job_id is not null)
+  union select sume_job_id from render_jobs where id = %(id)s and sume_job_id is not null),
+-- Found by job before they are put in order: else the planner may look through all by their age.
+event as materialized (
+  select * from webhook_event where job_id = any (array(select job_id from job)))
 select (to_jsonb(s) || jsonb_build_object(
          'conflicts', (
            select coalesce(jsonb_agg(to_jsonb(x) order by x.id), '[]') from (
@@ -125,8 +178,7 @@ select (to_jsonb(s) || jsonb_build_object(
            select coalesce(jsonb_agg(to_jsonb(x) order by x.received_at), '[]') from (
              select e.event_id, e.job_id, e.event_type, e.job_status, e.error_code, e.outcome,
                     e.header_event_id, e.received_at, e.applied_at
-               from webhook_event e where e.job_id = any (array(select job_id from job))
-              order by e.received_at desc limit 200) x),
+               from event e order by e.received_at desc limit 200) x),
          'follow_ups', (
            select coalesce(jsonb_agg(to_jsonb(x) order by x.created_at), '[]') from (
              select f.job_id, f.kind, f.created_at, f.attempts, f.dispatched_at, f.dead_reason
@@ -167,19 +219,18 @@ def support(database: Database, row_id: int) -> Row | None:
 _MANY: Final = 4 * EXACT
 
 
-def _counted(query: str) -> str:
-    return f"(select count(*) from ({query} limit {EXACT + 1}) x)"
+def _counted(query: str, order: str) -> str:
+    return counted(query, order, EXACT + 1)
 
 
-def _estimated(name: str) -> str:
-    return f"(select reltuples from pg_class where oid = '{name}'::regclass)"
+def _counted_if_few(name: str, query: str, order: str) -> str:
+    many = f"{estimated(name)} > {_MANY}"
+    return f"case when {many} then {EXACT + 1} else {_counted(query, order)} end"
 
 
-def _counted_if_few(name: str, query: str) -> str:
-    return f"case when {_estimated(name)} > {_MANY} then {EXACT + 1} else {_counted(query)} end"
-
-
-_WAITING: Final = "select from render_jobs where status = 'pending' and reaps"
+_WAITING: Final = "select from render_jobs where status = 'pending' and reaps < 2"
+_SUSPECT: Final = "select from render_jobs where status = 'pending' and reaps >= 2"
+_SENDING: Final = "select from render_jobs where status = 'submitting'"
 _AT_SUME: Final = """
   select from gen_job where status in ('queued', 'processing') and attention is null"""
 _FAILED_ROWS: Final = "select from render_jobs where status in ('failed', 'canceled')"
@@ -188,16 +239,16 @@ _FAILED_JOBS: Final = """
 
 FIGURES: Final = f"""
 with figure (name, counted, estimated) as (values
-  ('waiting', {_counted(_WAITING + " < 2")}, {_estimated("render_jobs_claim")}),
-  ('suspect', {_counted(_WAITING + " >= 2")}, {_estimated("render_jobs_suspect")}),
-  ('sending', {_counted("select from render_jobs where status = 'submitting'")},
-    {_estimated("render_jobs_claimed")}),
-  ('at_sume', {_counted_if_few("gen_job_in_flight", _AT_SUME)}, {_estimated("gen_job_in_flight")}),
-  ('failed_rows', {_counted_if_few("render_jobs_ended_badly_by_id", _FAILED_ROWS)},
-    {_estimated("render_jobs_ended_badly_by_id")}),
-  ('failed_jobs', {_counted_if_few("gen_job_attention_by_row", _FAILED_JOBS)},
-    {_estimated("gen_job_attention_by_row")}),
-  ('all', {_counted_if_few("render_jobs", "select from render_jobs")},
+  ('waiting', {_counted(_WAITING, "priority, run_after, id")}, {estimated("render_jobs_claim")}),
+  ('suspect', {_counted(_SUSPECT, "reaps, run_after, id")}, {estimated("render_jobs_suspect")}),
+  ('sending', {_counted(_SENDING, "claimed_at")}, {estimated("render_jobs_claimed")}),
+  ('at_sume', {_counted_if_few("gen_job_in_flight", _AT_SUME, "created_at")},
+    {estimated("gen_job_in_flight")}),
+  ('failed_rows', {_counted_if_few("render_jobs_ended_badly_by_id", _FAILED_ROWS, "id")},
+    {estimated("render_jobs_ended_badly_by_id")}),
+  ('failed_jobs', {_counted_if_few("gen_job_attention_by_row", _FAILED_JOBS, "render_job_id")},
+    {estimated("gen_job_attention_by_row")}),
+  ('all', {_counted_if_few("render_jobs", "select from render_jobs", "id desc")},
     (select greatest(reltuples, pg_stat_get_live_tuples(oid))
        from pg_class where oid = 'render_jobs'::regclass)))
 select name, counted,

@@ -142,7 +142,7 @@ PURGE_HELD: Final = """
 with old as materialized (
   select event_id from webhook_event
    where outcome = 'held' and received_at < now() - make_interval(days => %(days)s)
-   limit %(batch)s for update skip locked)
+   order by received_at limit %(batch)s for update skip locked)
 delete from webhook_event where event_id = any (array(select event_id from old)) returning event_id"""
 
 
@@ -155,7 +155,7 @@ PURGE_OLD: Final = """
 with old as materialized (
   select event_id from webhook_event
    where received_at < now() - make_interval(days => %(days)s) and outcome <> 'held'
-   limit %(batch)s for update skip locked)
+   order by received_at limit %(batch)s for update skip locked)
 delete from webhook_event where event_id = any (array(select event_id from old)) returning event_id"""
 
 
