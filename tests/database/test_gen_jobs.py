@@ -205,7 +205,7 @@ def test_two_sweeps_at_once_never_read_one_job_twice(
 def test_reads_are_within_their_budget(database: Database, store: Any) -> None:
     submitted(database, store, 10)
     make_due(database)
-    rate = pace(150)  # a bucket of three
+    rate = pace(300)  # a bucket of three
     assert len(claim_due(store, rate=rate)) == 3
     assert claim_due(store, rate=rate) == []
 

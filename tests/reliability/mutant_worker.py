@@ -32,50 +32,51 @@ class Watch:
 
     def __init__(self, likely: list[str]) -> None:
         self.likely = likely
-        self.killer: str | None = None
+        self.failed: list[str] = []
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         places = {name: place for place, name in enumerate(self.likely)}
         items.sort(key=lambda item: places.get(item.nodeid, len(places)))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed and self.killer is None:
-            self.killer = report.nodeid
+        if report.failed:
+            self.failed.append(report.nodeid)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed and self.killer is None:
-            self.killer = report.nodeid
+        if report.failed:
+            self.failed.append(report.nodeid)
 
 
-def run(tests: list[str], likely: list[str], output: Path) -> None:
-    """The fork: run the tests until one fails, and tell by the exit code and a file."""
+def run(asked: dict[str, Any], output: Path) -> None:
+    """The fork: run the tests, and tell by the exit code and a file which of them failed."""
     os.setsid()
     log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    watch = Watch(likely)
+    watch = Watch(asked["likely"])
     # Of a library that is loaded already pytest says that it cannot rewrite its asserts.
-    options = "-x -q --tb=short -p no:cacheprovider -p no:xdist -W ignore::pytest.PytestWarning"
-    code = pytest.main([*options.split(), *tests], [watch])
-    output.with_suffix(".killer").write_text(watch.killer or "")
+    options = "-q --tb=short -p no:cacheprovider -p no:xdist -W ignore::pytest.PytestWarning"
+    left_out = [f"--deselect={name}" for name in asked["left_out"]]
+    code = pytest.main([*options.split(), *asked["options"], *left_out, *asked["tests"]], [watch])
+    output.with_suffix(".failed").write_text(json.dumps(watch.failed))
     sys.stdout.flush()
     os._exit(int(code))
 
 
-def trial(tests: list[str], likely: list[str], seconds: float, output: Path) -> dict[str, Any]:
+def trial(asked: dict[str, Any], output: Path) -> dict[str, Any]:
     """Run the tests in a fork: `passed`, `failed`, `hung` or `broken` (no tests were run)."""
     started = time.monotonic()
     child = os.fork()
     if child == 0:
         try:
-            run(tests, likely, output)
+            run(asked, output)
         except BaseException:
             traceback.print_exc()
         finally:
             sys.stderr.flush()
             os._exit(99)
     code: int | None = None
-    while code is None and time.monotonic() - started < seconds:
+    while code is None and time.monotonic() - started < asked["seconds"]:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             code = os.waitstatus_to_exitcode(status)
@@ -87,10 +88,10 @@ def trial(tests: list[str], likely: list[str], seconds: float, output: Path) -> 
     if code is None:
         os.waitpid(child, 0)
     outcomes = {None: "hung", 0: "passed", 1: "failed", 2: "failed"}
-    killer = output.with_suffix(".killer")
+    failed = output.with_suffix(".failed")
     return {
         "outcome": outcomes.get(code, "broken"),
-        "killer": killer.read_text() if code in (1, 2) and killer.exists() else "",
+        "failed": json.loads(failed.read_text()) if code in (1, 2) else [],
         "seconds": round(time.monotonic() - started, 2),
         "pid": child,
     }
@@ -104,8 +105,7 @@ def main() -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         os.environ["TEST_TEMPLATE"] = asked["template"]
-        answer = trial(asked["tests"], asked["likely"], asked["seconds"], output)
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(trial(asked, output)), flush=True)
 
 
 if __name__ == "__main__":
