@@ -8,6 +8,7 @@ from typing import NamedTuple
 import typer
 
 from local.command_line import (
+    audit,
     doctor,
     files,
     gate,
@@ -32,7 +33,7 @@ COMMANDS: tuple[tuple[str, tuple[Command, ...]], ...] = (
         "See",
         (overview.status, overview.watch, jobs.list_, jobs.show, why.why, files.export),
     ),
-    ("Check", (doctor.doctor,)),
+    ("Check", (doctor.doctor, audit.audit)),
     ("Operate", (schema.prune, sign_event.sign_event)),
 )
 

@@ -57,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--webhook-timeout", type=float, default=Options.webhook_timeout, help="seconds")
     add("--artifact-seconds", type=float, help="how long an artifact URL works")
     add("--failures", type=json.loads, help="JSON list of the errors that failed jobs carry")
+    add("--tell-keys", action="store_true", help="lists and records tell the idempotency key")
     add("--journal", help="file that keeps jobs and keys over a restart")
     add("--seed", type=int, default=0, help="the same seed misbehaves alike")
     add("--keep-requests", type=int, default=10_000, help="length of the request log")

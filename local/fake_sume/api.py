@@ -20,7 +20,7 @@ from .behaviour import (
 )
 from .model import faults_of
 from .picture import png
-from .views import Answer, answer, artifact_signature, new_request_id, problem
+from .views import JOB_TYPE, Answer, answer, artifact_signature, new_request_id, problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -365,6 +365,8 @@ class Api:
         if limit is None or not (cursor is None or cursor.isdecimal()):
             return None
         wanted = received.query.get("status")
+        if received.query.get("type", JOB_TYPE) != JOB_TYPE:
+            return [], None
         found: list[FakeJob] = []
         for job in self._service.book.newest_first(int(cursor) if cursor else None):
             if wanted is not None and job.status != wanted:

@@ -66,6 +66,8 @@ class Options:
     twin: Literal["replay", "wait", "conflict"] = "replay"
     """What a submit gets while another one with its key is still being answered: the job that the
     first one made, the same but only after the first was answered, or 409."""
+    tell_keys: bool = False
+    """Whether a job's record and the list tell its idempotency key; no public source says so."""
     failures: Sequence[Mapping[str, Any]] = FAILURES
     """The errors that failed jobs carry."""
     artifact_seconds: float | None = None

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .model import FakeJob
     from .options import Options
 
+JOB_TYPE = "image_generation"
 ERROR_CODES = {
     400: "invalid_request",
     401: "unauthorized",
@@ -126,7 +127,7 @@ class Views:
         """The answer to a submit. `capacity` is UNSET where there is none to tell."""
         shown = {
             "id": job.id,
-            "type": "image_generation",
+            "type": JOB_TYPE,
             "status": behaviour.job_status or job.status,
             "model": job.model,
             "communication_mode": job.mode,
@@ -147,9 +148,10 @@ class Views:
     def record(self, job: FakeJob, behaviour: Behaviour) -> dict[str, Any]:
         """The public job object, as reads and webhooks carry it."""
         error = job.error if behaviour.job_error is UNSET else behaviour.job_error
+        told = {"idempotency_key": job.key} if self._options.tell_keys else {}
         return {
             "id": behaviour.job_id or job.id,
-            "type": "image_generation",
+            "type": JOB_TYPE,
             "status": behaviour.job_status or job.status,
             "model": job.model,
             "communication_mode": job.mode,
@@ -158,6 +160,7 @@ class Views:
             "usage": self.usage(job),
             "created_at": instant(job.created_at),
             "updated_at": instant(job.updated_at),
+            **told,
         }
 
     def status(self, job: FakeJob, behaviour: Behaviour) -> Any:

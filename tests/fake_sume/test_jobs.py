@@ -246,3 +246,14 @@ def test_a_job_taken_in_hand_stays_put(make_fake, make_client):
     fake.set_status(job_id, "processing")
     time.sleep(0.1)
     assert fake.jobs[job_id].status == "processing"
+
+
+def test_the_list_is_filtered_by_type_and_tells_keys_only_when_told_to(fake, client):
+    client.submit("key-of-mine")
+    assert len(client.get("/v1/jobs?type=image_generation").json()["data"]["jobs"]) == 1
+    assert client.get("/v1/jobs?type=video_generation").json()["data"]["jobs"] == []
+    (job,) = client.get("/v1/jobs").json()["data"]["jobs"]
+    assert "idempotency_key" not in job
+    fake.options.tell_keys = True
+    (job,) = client.get("/v1/jobs").json()["data"]["jobs"]
+    assert job["idempotency_key"] == "key-of-mine"

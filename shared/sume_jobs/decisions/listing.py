@@ -62,6 +62,13 @@ def page(answer: Answer) -> Page | None:
     return Page(read, answers.text(cursor, _LONGEST_CURSOR), len(entries) - len(read))
 
 
+def single(answer: Answer) -> Listed | None:
+    """Read the record of one job in the same way."""
+    body = _body(answer)
+    data = body.get("data", body) if isinstance(body, dict) else None
+    return _listed(data)
+
+
 def balance(answer: Answer) -> int | None:
     """Read `data.available_balance_usd_micros`, in millionths of a dollar; None if not told."""
     body = _body(answer)
