@@ -13,6 +13,7 @@ VENV := .venv
 SAM_VENV := .venv-sam
 SCAN_VENV := .venv-scan
 RUNTIME_VENV := .venv-runtime
+PEERS_VENV := .venv-peers
 export PYTHONPATH := .:shared
 # No calls home, and no account: nothing here talks to AWS.
 export SAM_CLI_TELEMETRY := 0
@@ -70,15 +71,12 @@ setup-sam: $(SAM_VENV)/.sam ## Install the SAM command line tool, apart from the
 
 # Variables such as PROMPTS, SUME_BASE_URL, SUME_API_KEY and DATABASE_URL reach these through the
 # environment, whether they stand before make or after it.
-.PHONY: demo up bench events
+.PHONY: demo up events
 demo: setup ## Send a file of prompts through the whole bundle (PROMPTS=file)
 	@$(VENV)/bin/python -m local.demo
 
 up: setup ## Run the whole bundle here until interrupted
 	@$(VENV)/bin/python -m local.up
-
-bench: setup-dev ## Measure throughput, latency and memory
-	@$(VENV)/bin/python -m tests.benchmarks
 
 events: setup ## Sign the sample webhook events anew
 	@$(VENV)/bin/python -m local.sign_events
@@ -86,6 +84,36 @@ events: setup ## Sign the sample webhook events anew
 .PHONY: certificates
 certificates: setup ## Put the certificates of Amazon RDS into the layer, before sam build
 	@$(VENV)/bin/python -m local.certificates
+
+# ---- Measure ------------------------------------------------------------------------------------
+
+# The peers come from PyPI and npm; one that cannot be had is left out, and the run says why.
+NODE_PEERS := tests/benchmarks/peers/node
+$(PEERS_VENV)/.peers: requirements/peers.txt
+	$(call environment,$(PEERS_VENV),$<)
+	@touch $@
+
+.PHONY: bench bench-long bench-peers bench-compare bench-docs cost
+bench-peers: # The other queues, and what draws the plots
+	-@$(MAKE) $(PEERS_VENV)/.peers
+	-@if command -v npm >/dev/null; then cd $(NODE_PEERS) && npm ci --no-audit --no-fund --silent; \
+	  else echo "No npm here: the peers in Node are left out"; fi
+
+bench: setup-dev bench-peers ## Measure beside other queues, at most 12 minutes (ARGS="queue_core" for a part)
+	@$(VENV)/bin/python -m tests.benchmarks $(ARGS)
+
+bench-long: setup-dev bench-peers ## Measure what takes long: every budget and latency, and the disk
+	@$(VENV)/bin/python -m tests.benchmarks --long budget
+	@$(VENV)/bin/python -m tests.benchmarks --disk queue_core
+
+bench-compare: setup-dev ## Compare two kept runs (A=.local/bench/….json B=….json)
+	@$(VENV)/bin/python -m tests.benchmarks.compare $(A) $(B)
+
+bench-docs: setup-dev bench-peers ## Write the newest figures and plots into docs/benchmarks.md
+	@$(VENV)/bin/python -m tests.benchmarks.document
+
+cost: setup-dev ## Print what 1,000 jobs cost on AWS, from measured numbers
+	@$(VENV)/bin/python -m tests.benchmarks cost
 
 # ---- Check --------------------------------------------------------------------------------------
 
@@ -149,6 +177,7 @@ deploy-check: template scan build runtime ## Prove all that can be proved about 
 STAGE ?= default
 deploy: setup-dev setup-sam ## Build and deploy (STAGE=prod for another part of samconfig.toml)
 	@$(SAM_VENV)/bin/sam build --config-env $(STAGE)
+	@$(VENV)/bin/python -m local.sam_build --compile .aws-sam/build
 	@parameters=$$($(VENV)/bin/python -m local.build_digest $(STAGE)) && eval \
 	  "$(SAM_VENV)/bin/sam deploy --config-env $(STAGE) --parameter-overrides $$parameters"
 
@@ -156,4 +185,4 @@ check: test lint format-check types template scan build runtime sam-local ## Run
 
 .PHONY: clean
 clean: ## Remove environments, builds and caches
-	@rm -rf $(VENV) $(SAM_VENV) $(SCAN_VENV) $(RUNTIME_VENV) .aws-sam .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) $(SAM_VENV) $(SCAN_VENV) $(RUNTIME_VENV) $(PEERS_VENV) $(NODE_PEERS)/node_modules .aws-sam .pytest_cache .mypy_cache .ruff_cache .hypothesis

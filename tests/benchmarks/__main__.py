@@ -23,8 +23,8 @@ def main() -> None:
     """Run the chosen subjects one after the other on one server; print and keep the figures."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     names = ("end_to_end", "queue_core", "latency", "memory", "budget")
-    parser.add_argument("subjects", nargs="*", choices=[[], *names], help="all but budget")
-    parser.add_argument("--long", action="store_true", help="with budget (13 minutes)")
+    parser.add_argument("subjects", nargs="*", choices=[[], *names], help="all of them")
+    parser.add_argument("--long", action="store_true", help="budget at every latency (10 minutes)")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rows", type=int, default=2000, help="prompts of end_to_end")
     parser.add_argument(
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--disk", action="store_true", help="the server's data on disk")
     parser.add_argument("--before", type=Path, help="folder of another state of the code")
     given = parser.parse_args()
-    chosen = given.subjects or [name for name in names if name != "budget" or given.long]
+    chosen = given.subjects or list(names)
     before = given.before.resolve() if given.before else None
     # Ended from outside, it stops what it started and takes its data with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -48,15 +48,16 @@ def main() -> None:
             "queue_core": lambda: queue_core.measure(stand, given.repeats),
             "latency": lambda: latency.measure(given.repeats),
             "memory": lambda: memory.measure(given.repeats),
-            "budget": lambda: budget.measure(stand),
+            "budget": lambda: budget.measure(stand, given.long),
         }
         path = FOLDER / time.strftime("%Y%m%d-%H%M%S.json")
-        subjects: list[Subject] = []
+        command = " ".join(["python -m tests.benchmarks", *sys.argv[1:]])
+        subjects: dict[str, Subject] = {}
         for name in names:
             if name in chosen:
-                subjects.append(measures[name]())
-                show(console, subjects[-1])
-                keep(path, server, subjects)
+                subjects[name] = measures[name]()
+                show(console, subjects[name])
+                keep(path, server, command, subjects)
     console.print(f"kept in {path.relative_to(Path.cwd())}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,11 +16,19 @@ from sume_jobs.settings import Settings
 from sume_jobs.store import gen_jobs, render_jobs, webhook_events
 
 from tests.benchmarks import article
+from tests.benchmarks.peers.contenders import CONTENDERS, Peers
 from tests.benchmarks.results import Subject, interleaved, ratios
 from tests.benchmarks.stand import FINISHED, Stand
 
 BATCH = 50
 ROWS = 5_000
+# Aims of issue 6: the ratio where each commit costs 1 ms, the rates on a fast disk.
+ARTICLE_TIMES = 25.0
+DISK_AIMS = {
+    "claim + record accepted": 15_000.0,
+    "guarded end, poll": 10_000.0,
+    "guarded end, webhook": 1_500.0,
+}
 # The article's worker commits twice a row, so fewer rows give its rate.
 ARTICLE_ROWS = 1_500
 WEBHOOKS = 1_500
@@ -55,29 +64,61 @@ CLAIMING = render_jobs.ClaimSettings(
 )
 
 
-def measure(stand: Stand, repeats: int) -> Subject:
-    """Jobs a second at 0 and at 200,000 finished rows; one connection, one process."""
-    subject = Subject(f"Queue core without HTTP (batches of {BATCH}, one connection)")
+def measure(stand: Stand, repeats: int, with_peers: bool = True) -> Subject:
+    """Jobs a second at 0 and at 200,000 finished rows; one connection, one process each."""
+    subject = Subject(f"Queue core without HTTP (ours in batches of {BATCH}, one connection)")
+    peers = Peers(stand)
     for finished in (0, FINISHED):
-        claims, webhooks, articles, floors = interleaved(
+        others = peers.runs(finished) if with_peers else {}
+        claims, webhooks, articles, floors, *found = interleaved(
             repeats,
             partial(_ours, stand, finished, by_webhook=False),
             partial(_ours, stand, finished, by_webhook=True),
             partial(_article, stand, finished),
             partial(_floor, stand, finished),
+            *others.values(),
         )
         label = f"{finished:,} finished: "
         rates = [claim for claim, _ in claims]
-        subject.add(label + "claim + record accepted", "jobs/s", rates)
-        subject.add(label + "guarded end, poll", "jobs/s", [end for _, end in claims])
+        aims = DISK_AIMS if stand.on_disk else {}
+        add = partial(_add, subject, label, aims)
+        add("claim + record accepted", "jobs/s", rates)
+        add("guarded end, poll", "jobs/s", [end for _, end in claims])
         note = "stored and applied one by one"
-        subject.add(label + "guarded end, webhook", "jobs/s", [end for _, end in webhooks], note)
-        note = "claim + record, with a partial index"
-        subject.add(label + "article's worker", "jobs/s", articles, note)
-        subject.add(label + "ideal floor", "jobs/s", floors, "bare table, no rules kept")
-        subject.add(label + "ours / article", "times", ratios(rates, articles))
+        add("guarded end, webhook", "jobs/s", [end for _, end in webhooks], note)
+        add("article's worker", "jobs/s", articles, "claim + record, with a partial index")
+        add("ideal floor", "jobs/s", floors, "bare table, no rules kept")
+        notes = {each.label: each.note for each in CONTENDERS}
+        measured = {}
+        for name, samples in zip(others, found, strict=True):
+            if None in samples:
+                subject.notes.append(f"{label}{name} is left out: {peers.skipped[name]}")
+            else:
+                measured[name] = samples
+                add(name, "jobs/s", samples, notes[name])
+        aim = None if stand.on_disk else (">=", ARTICLE_TIMES)
+        subject.add(label + "ours / article", "times", ratios(rates, articles), "", aim)
         subject.add(label + "ours / floor", "times", ratios(rates, floors))
+        python = {each.label for each in CONTENDERS if each.is_python} & set(measured)
+        if python:
+            best = max(python, key=lambda name: statistics.median(measured[name]))
+            against = ratios(rates, measured[best])
+            subject.add(label + "ours / best in Python", "times", against, best, (">=", 1.0))
+    subject.notes += [f"{name} {version}" for name, version in sorted(peers.versions.items())]
     return subject
+
+
+def _add(
+    subject: Subject,
+    label: str,
+    aims: dict[str, float],
+    name: str,
+    unit: str,
+    samples: list[float],
+    note: str = "",
+) -> None:
+    aim = (">=", aims[name]) if name in aims else None
+    subject.add(label + name, unit, samples, note, aim)
 
 
 def _ours(stand: Stand, finished: int, *, by_webhook: bool) -> tuple[float, float]:

@@ -48,6 +48,8 @@ class Subject:
 
     title: str
     figures: list[Figure] = field(default_factory=list)
+    # What a reader of the figures has to know besides: what was left out and why, versions.
+    notes: list[str] = field(default_factory=list)
 
     def add(
         self,
@@ -73,11 +75,11 @@ class Subject:
             if figure.aim is not None:
                 colour = "green" if figure.met else "red"
                 word = "met" if figure.met else "NOT met"
-                aim = f"[{colour}]{figure.aim[0]} {_shown(figure.aim[1])} {word}[/]"
+                aim = f"[{colour}]{figure.aim[0]} {shown(figure.aim[1])} {word}[/]"
             table.add_row(
                 figure.name,
-                _shown(figure.median),
-                f"{_shown(min(figure.samples))} - {_shown(max(figure.samples))}",
+                shown(figure.median),
+                f"{shown(min(figure.samples))} - {shown(max(figure.samples))}",
                 figure.unit,
                 aim,
                 figure.note,
@@ -99,9 +101,10 @@ def interleaved(repeats: int, *measures: Callable[[], Any]) -> list[list[Any]]:
     return samples
 
 
-def keep(path: Path, server: str, subjects: list[Subject]) -> None:
-    """Write everything as JSON."""
+def keep(path: Path, server: str, command: str, subjects: dict[str, Subject]) -> None:
+    """Write everything as JSON, each subject under the name that chose it."""
     content = {
+        "command": command,
         "ended": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": {
             "processor": platform.machine(),
@@ -112,13 +115,15 @@ def keep(path: Path, server: str, subjects: list[Subject]) -> None:
         },
         "subjects": [
             {
+                "name": name,
                 "title": subject.title,
+                "notes": subject.notes,
                 "figures": [
                     {**asdict(figure), "median": figure.median, "met": figure.met}
                     for figure in subject.figures
                 ],
             }
-            for subject in subjects
+            for name, subject in subjects.items()
         ],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -128,10 +133,13 @@ def keep(path: Path, server: str, subjects: list[Subject]) -> None:
 def show(console: Console, subject: Subject) -> None:
     """Print a subject's table."""
     console.print(subject.table())
+    for note in subject.notes:
+        console.print(note, style="dim", highlight=False, markup=False)
     console.print()
 
 
-def _shown(number: float) -> str:
+def shown(number: float) -> str:
+    """A number as a person reads it, with three digits or so."""
     if number >= 100:
         return f"{number:,.0f}"
     return f"{number:.1f}" if number >= 10 else f"{number:.3f}".rstrip("0").rstrip(".")

@@ -22,7 +22,7 @@ from psycopg.conninfo import make_conninfo
 
 from local.bundle import Fake
 from local.guard import guarded
-from local.postgres import ROLE, EmbeddedPostgres
+from local.postgres import DATABASE, ROLE, EmbeddedPostgres
 from local.runner import PROJECT, Function, Runner
 
 FOLDER = PROJECT / ".local" / "bench"
@@ -113,6 +113,20 @@ class Stand:
             yield url
         finally:
             self._execute(f"drop database if exists {name} with (force)")
+
+    @contextlib.contextmanager
+    def empty_database(self) -> Iterator[str]:
+        """The URL of a database with nothing in it, dropped afterwards."""
+        name = f"bench_{next(self._numbers)}"
+        self._create(name)
+        try:
+            yield self._postgres.url.replace("/" + DATABASE + "?", f"/{name}?")
+        finally:
+            self._execute(f"drop database if exists {name} with (force)")
+
+    def keep(self, resource: contextlib.AbstractContextManager[str]) -> str:
+        """Enter something that lasts as long as the server."""
+        return self._stack.enter_context(resource)
 
     @contextlib.contextmanager
     def fake(self, latency: str = "0", *arguments: str) -> Iterator[Fake]:

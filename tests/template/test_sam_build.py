@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -121,3 +122,43 @@ def test_where_there_is_no_python_it_says_so(
     monkeypatch.setattr(sam_build, "find_python", lambda: None)
     assert sam_build.main() == 0
     assert capsys.readouterr().err.startswith("NOT RUN: sam build needs a working Python 3.13")
+
+
+# ------------------------------------------------------------------------- bytecode
+
+
+def test_the_bytecode_is_taken_without_a_look_at_its_source(tmp_path: Path) -> None:
+    module = tmp_path / "Layer" / "python" / "some_module.py"
+    handler = tmp_path / "SubmitFunction" / "app.py"
+    for path in (module, handler):
+        path.parent.mkdir(parents=True)
+        path.write_text("print('compiled before')\n", "utf-8")
+    for resource in sam_build.FUNCTIONS:
+        (tmp_path / resource).mkdir(exist_ok=True)
+    sam_build.compile_bytecode(tmp_path, sam_build.Path(sys.executable))
+    for path in (module, handler):
+        path.write_text("raise SystemExit('compiled again')\n", "utf-8")
+        run = subprocess.run(
+            [sys.executable, "-B", "-c", f"import {path.stem}"],
+            env={"PYTHONPATH": str(path.parent)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert run.stdout.strip() == "compiled before"
+
+
+def test_the_same_sources_give_the_same_bytecode(tmp_path: Path) -> None:
+    compiled = []
+    for name in ("one", "two"):
+        build = tmp_path / name
+        for folder in ("Layer", *sam_build.FUNCTIONS):
+            (build / folder).mkdir(parents=True)
+        shutil.copytree(
+            sam_build.ROOT / "shared" / "sume_jobs" / "decisions", build / "Layer" / "d"
+        )
+        sam_build.compile_bytecode(build, sam_build.Path(sys.executable))
+        files = sorted((build / "Layer").rglob("*.pyc"))
+        compiled.append([path.read_bytes() for path in files])
+    assert compiled[0]
+    assert compiled[0] == compiled[1]
