@@ -1,4 +1,7 @@
-"""Loads a file of prompts into ``render_jobs``: CSV, JSON lines, or one prompt a line.
+"""Loads a file of prompts into ``render_jobs``: CSV, JSON, YAML, or one prompt a line.
+
+JSON is one record a line, or an array; YAML is a list, or one document a record. A record of these
+is an object, or a text that is the prompt.
 
 Columns and keys: ``prompt``, and optionally ``model``, ``params`` (a JSON object), ``priority``
 (0 to 3), ``reference`` and ``run_after`` (an instant with its time zone). A line that cannot be
@@ -31,6 +34,8 @@ REFERENCE_BYTES = 500
 BATCH = 500
 # A record this long has a quote that was never closed; nothing that is accepted comes near it.
 RECORD_CHARACTERS = 1_000_000
+# What is one document is read as a whole.
+DOCUMENT_CHARACTERS = 50_000_000
 SNIFFED_BYTES = 65_536
 NO_PROMPT_COLUMN = (
     "no column is named prompt: the first line must name the columns, of which these are used: "
@@ -94,6 +99,8 @@ def read(path: Path, ignored: set[str] | None = None) -> Iterator[Prompt | BadLi
                 yield from _read_csv(text, delimiter, ignored)
             elif kind == "jsonl":
                 yield from _read_lines(text, lambda line: _from_json(line, ignored))
+            elif kind in ("json", "yaml"):
+                yield from _read_document(kind, text, ignored)
             else:
                 yield from _read_lines(text, lambda line: {"prompt": line.strip()})
     except OSError as error:
@@ -196,7 +203,7 @@ def _content_hash(record: Prompt) -> str:
 
 
 def _kind(path: Path) -> tuple[str, str]:
-    """What the file is (csv, jsonl or text) and the delimiter of its columns."""
+    """What the file is (csv, json, jsonl, yaml or text) and the delimiter of its columns."""
     with path.open("rb") as raw:
         start = raw.read(SNIFFED_BYTES)
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
@@ -206,8 +213,12 @@ def _kind(path: Path) -> tuple[str, str]:
     first = next((line.strip() for line in io.StringIO(text, newline=None) if line.strip()), "")
     if suffix in (".jsonl", ".ndjson"):
         return "jsonl", ""
+    if suffix in (".yaml", ".yml"):
+        return "yaml", ""
     if suffix != ".txt" and first.startswith("{"):
         return "jsonl", ""
+    if suffix == ".json":
+        return "json", ""
     if suffix == ".txt":
         return "text", ""
     delimiter = _delimiter(first)
@@ -342,14 +353,38 @@ def _read_lines(
             yield BadLine(number, str(error))
 
 
+def _read_document(kind: str, text: TextIO, ignored: set[str]) -> Iterator[Prompt | BadLine]:
+    from local import prompt_documents
+
+    whole = text.read(DOCUMENT_CHARACTERS + 1)
+    if len(whole) > DOCUMENT_CHARACTERS:
+        raise PromptsFileError(
+            f"the file has more than {DOCUMENT_CHARACTERS:,} characters: write it as JSON lines or "
+            "CSV, which are read line by line"
+        )
+    read_items = {"json": prompt_documents.json_items, "yaml": prompt_documents.yaml_items}[kind]
+    for item in read_items(whole):
+        if isinstance(item, prompt_documents.Broken):
+            yield BadLine(item.line, item.reason)
+            continue
+        try:
+            _check_encoding("the record", item.text)
+            yield _prompt(item.line, _from_value(item.value, ignored))
+        except _BadRecordError as error:
+            yield BadLine(item.line, str(error))
+
+
 def _from_json(line: str, ignored: set[str]) -> Mapping[str, Any]:
     _check_encoding("the line", line)
-    value = _parse_json("the line", line)
+    return _from_value(_parse_json("the line", line), ignored)
+
+
+def _from_value(value: Any, ignored: set[str]) -> Mapping[str, Any]:
     if isinstance(value, str):
         return {"prompt": value}
     if not isinstance(value, dict):
         raise _BadRecordError("is JSON, but neither an object nor a text")
-    ignored.update(key for key in value if key not in COLUMNS)
+    ignored.update(str(key) for key in value if key not in COLUMNS)
     return value
 
 
@@ -434,6 +469,8 @@ def _params(value: Any) -> str | None:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError:
         raise _BadRecordError("params holds a number that is too large") from None
+    except TypeError:
+        raise _BadRecordError("params holds what JSON cannot hold") from None
     except RecursionError:
         raise _BadRecordError("params is JSON that is nested too deeply") from None
     _check_text("params", text)

@@ -68,7 +68,9 @@ def as_command(function: Callable[..., int | None]) -> Callable[..., None]:
             raise typer.Exit(status)
 
     command.__name__ = function.__name__
-    command.__doc__ = inspect.cleandoc(function.__doc__ or "")
+    # One line a paragraph: the terminal decides where lines end.
+    paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+    command.__doc__ = "\n\n".join(" ".join(each.split()) for each in paragraphs)
     parameter = inspect.Parameter
     keyword = parameter.KEYWORD_ONLY
     parameters = [

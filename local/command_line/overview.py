@@ -2,8 +2,8 @@
 
 import contextlib
 import sys
-import time
 from collections.abc import Callable, Iterator
+from time import monotonic, sleep, strftime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -181,10 +181,10 @@ def _looks(session: Session, every: float) -> Iterator[dict[str, Any] | CommandE
     """How it stands, again and again; an error in its place while the database is away."""
     look: dict[str, Any] | CommandError = collect(session)
     while True:
-        began = time.monotonic()
+        began = monotonic()
         yield look
         # A database that answers slowly is asked less often.
-        time.sleep(max(every, 4 * (time.monotonic() - began)))
+        sleep(max(every, 4 * (monotonic() - began)))
         try:
             look = collect(session)
         except Exception as error:
@@ -208,7 +208,7 @@ def _display(session: Session) -> Iterator[Callable[[dict[str, Any] | CommandErr
             elif output.is_json:
                 output.document(look, one_line=True)
             elif (line := _line(look)) != said:
-                output.show(f"{time.strftime('%H:%M:%S')}  {line}")
+                output.show(f"{strftime('%H:%M:%S')}  {line}")
                 said = line
             sys.stdout.flush()
 

@@ -39,6 +39,68 @@ def test_an_empty_database_is_migrated(run_anywhere: Run, empty_database: Databa
     assert again.document["version"] >= 3
 
 
+def test_a_database_without_the_schema_is_told(run_anywhere: Run, empty_database: Database) -> None:
+    url = ("--database-url", empty_database.url)
+    ran = run_anywhere("list", *url)
+    assert ran.status == 1
+    assert "The database has no schema yet" in ran.said
+    assert "./sume-jobs migrate" in ran.said
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "said"),
+    [
+        ("delete from sume_jobs_migration where version > 2", 1, "is at migration 2, this program"),
+        (
+            "insert into sume_jobs_migration (version, name, sha256) values (9999, 'new', '')",
+            0,
+            "is at migration 9999, newer than this program",
+        ),
+    ],
+)
+def test_a_database_of_another_version_is_told(
+    run: Run, database: Database, change: str, status: int, said: str
+) -> None:
+    database.execute(change)
+    ran = run("list")
+    assert ran.status == status
+    assert said in ran.said
+
+
+def test_a_row_that_another_session_holds_is_told(run: Run, database: Database) -> None:
+    (row,) = database.insert_many(1)
+    with database.session() as other:
+        other.execute("begin")
+        other.execute("select from render_jobs where id = %s for update", [row])
+        ran = run("cancel", str(row))
+    assert ran.status == 1
+    assert "being changed by another session" in ran.said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "passed"),
+    [
+        (["demo"], []),
+        (["demo", "--calm", "mine.csv"], ["--calm", "mine.csv"]),
+        (["up"], []),
+    ],
+)
+def test_demo_and_up_are_those_of_make(
+    run_anywhere: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    passed: list[str],
+) -> None:
+    import importlib
+
+    calls = []
+    program = importlib.import_module(f"local.{arguments[0]}")
+    monkeypatch.setattr(program, "main", lambda given: calls.append(given) or 7)
+    assert run_anywhere(*arguments).status == 7
+    assert calls == [["--folder", str(tmp_path), *passed]]
+
+
 def test_without_a_database_it_says_how_to_get_one(run_anywhere: Run) -> None:
     ran = run_anywhere("migrate")
     assert ran.status == 2

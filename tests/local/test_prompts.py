@@ -334,3 +334,96 @@ def test_the_sample_is_accepted_as_a_whole(database, rows):
     assert len(rows("prompt")) == loaded.inserted
     assert {priority for (priority,) in rows("priority")} == {0, 1, 2, 3}
     assert any(params for (params,) in rows("params"))
+
+
+# ------------------------------------------------------------------------- whole documents
+
+
+def test_a_json_array_of_objects_and_texts(file):
+    path = file(
+        '[\n  {"prompt": "a cup",\n   "params": {"aspect_ratio": "1:1"}},\n  "a pot",\n'
+        '  {"prompt": "a pan", "colour": "red"}, 7\n]\n',
+        "prompts.json",
+    )
+    assert list(read(path)) == [
+        Prompt(2, "a cup", params='{"aspect_ratio": "1:1"}'),
+        Prompt(4, "a pot"),
+        Prompt(5, "a pan"),
+        BadLine(5, "is JSON, but neither an object nor a text"),
+    ]
+
+
+@pytest.mark.parametrize("content", ["[]", " [ ]\n"])
+def test_an_empty_json_array_has_no_prompt(file, content):
+    assert list(read(file(content, "prompts.json"))) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "reason"),
+    [
+        ('["a cup",\n"a pot"\n"a pan"]', 3, "a comma or ] is missing"),
+        ('["a cup",\n"a pot",\n]', 3, "is not JSON from here on"),
+        ('["a cup",\n"a pot",\n{"prompt": ]', 3, "is not JSON from here on: Expecting value"),
+        ('["a cup",\n"a pot"\n', 3, "a comma or ] is missing"),
+        ('["a cup",\n"a pot"]\nx', 2, "is not JSON from here on"),
+        ('["a cup",\n"a pot",\n' + "[" * 100_000, 3, "nested too deeply"),
+    ],
+)
+def test_what_precedes_a_mistake_in_a_json_array_is_used(file, content, line, reason):
+    *used, broken = read(file(content, "prompts.json"))
+    assert [each.prompt for each in used] == ["a cup", "a pot"]
+    assert broken.line == line
+    assert reason in broken.reason
+
+
+def test_yaml_lists_and_documents(file):
+    path = file(
+        "- a cup\n- prompt: |\n    a pot\n    of tea\n  priority: 0\n"
+        "  run_after: 2030-01-31T09:00:00Z\n  params: {size: [1, 2]}\n- 12\n"
+        "---\nprompt: a pan\ncolour: red\n---\n",
+        "prompts.yaml",
+    )
+    assert list(read(path)) == [
+        Prompt(1, "a cup"),
+        Prompt(
+            2,
+            "a pot\nof tea\n",
+            params='{"size": [1, 2]}',
+            priority=0,
+            run_after="2030-01-31T09:00:00+00:00",
+        ),
+        BadLine(8, "is JSON, but neither an object nor a text"),
+        Prompt(10, "a pan"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "reason"),
+    [
+        ("- a cup\n---\n- prompt: 'a pot\n", 4, "is not YAML from here on"),
+        ("- a cup\n---\n- *nowhere\n", 3, "undefined alias"),
+        ("- a cup\n- !!python/object:os.system {}\n", 2, "is not YAML from here on"),
+        ("- a cup\n- prompt: a pot\n  params: {at: !!binary aGk=}\n", 2, "what JSON cannot hold"),
+        ("- a cup\n- &a [*a]\n", 2, "neither an object nor a text"),
+    ],
+)
+def test_what_precedes_a_mistake_in_yaml_is_used(file, content, line, reason):
+    first, *_, broken = read(file(content, "prompts.yml"))
+    assert first.prompt == "a cup"
+    assert broken.line == line
+    assert reason in broken.reason
+
+
+def test_bytes_that_are_no_text_are_told_in_documents(file):
+    assert bad(file(b'["a cup", "\xff"]', "prompts.json")) == {
+        1: "the record is not UTF-8: byte 0xff"
+    }
+    assert bad(file(b"- a\n- \xff", "prompts.yaml")) == {2: "is not UTF-8"}
+    (control,) = read(file("- a\n- \a", "prompts.yaml"))
+    assert "YAML" in control.reason
+
+
+def test_a_document_is_read_as_a_whole_only_up_to_a_size(file, monkeypatch):
+    monkeypatch.setattr("local.prompts.DOCUMENT_CHARACTERS", 10)
+    with pytest.raises(PromptsFileError, match="more than 10 characters: write it as JSON lines"):
+        list(read(file('["a cup", "a pot"]', "prompts.json")))
