@@ -44,6 +44,32 @@ select 'job_' || n, 'job.archived', n from generate_series(2, {HOT} + 1) n;
 select setval('render_jobs_id_seq', {HISTORY} + 1000);
 """
 
+# So many rows are at Sume and due to be looked at, as many wait, and are dated in the future; in
+# this order, so that who reads the table from its head passes by rows that are no longer pending.
+BACKLOG = 60_000
+BACKLOG_ROWS = f"""
+insert into render_jobs (prompt, status, sume_job_id, idempotency_key, attempts, sends)
+select 'at Sume ' || n, 'submitted', 'job_' || n, 'key_' || n, 1, 1
+  from generate_series(1, {BACKLOG}) n;
+insert into gen_job (job_id, idempotency_key, render_job_id, next_poll_at, cancel_due_at)
+select sume_job_id, idempotency_key, id, now() - interval '1 minute', now()
+  from render_jobs where status = 'submitted';
+insert into render_jobs (prompt, priority) select 'waiting ' || n, 1
+  from generate_series(1, {BACKLOG}) n;
+insert into render_jobs (prompt, priority, run_after)
+select 'later ' || n, n % 2, now() + interval '1 day' from generate_series(1, {BACKLOG}) n;
+insert into follow_up (job_id, kind, render_job_id)
+select job_id, 'job.archived', render_job_id from gen_job;
+insert into webhook_event (event_id, job_id, job_status, body, outcome)
+select 'held_' || n, 'job_early_' || n, 'completed', '{{}}', 'held'
+  from generate_series(1, {BACKLOG}) n;
+insert into render_jobs (id, prompt, status, claim_token, claimed_at, attempts, sends,
+                         idempotency_key, request_body)
+select {HISTORY} + 100 + n, 'submitting', 'submitting', gen_random_uuid(),
+       now() - interval '1 hour', 1, 1, 'render-job-' || {HISTORY} + 100 + n, '{{}}'
+  from generate_series(1, {HOT}) n;
+"""
+
 SUBMITTING = HISTORY + 101
 SUBMITTED = HISTORY + 201
 JOB = f"job_{SUBMITTED}"
@@ -63,6 +89,16 @@ def make_history(database: Database) -> None:
         database.execute(HOT_ROWS)
     database.execute("analyze")
     history.load(database.connection, HISTORY, newest="2 days")
+
+
+def make_backlog(database: Database) -> None:
+    """Fill a migrated database with work: a third waits, a third is planned, a third is at Sume."""
+    for table in history.TABLES:
+        database.execute(f"alter table {table} set (autovacuum_enabled = false)")
+    with database.connection.transaction():
+        database.execute("set local session_replication_role = replica")
+        database.execute("drop schema test_history cascade")
+        database.execute(BACKLOG_ROWS)
 
 
 def forget_statistics(database: Database, rows: int) -> None:

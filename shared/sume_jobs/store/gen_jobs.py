@@ -119,7 +119,7 @@ def apply(database: Database, wishes: Sequence[Wish], by: str = "poll") -> list[
 
 # Poll ---------------------------------------------------------------------------------------
 
-_IS_DUE: Final = "select from gen_job where next_poll_at <= now() limit 1"
+_IS_DUE: Final = "select from gen_job where next_poll_at <= now() order by next_poll_at limit 1"
 
 # The lease is the next poll time itself: an overlapping sweep does not see the job, and a sweep
 # that dies leaves it due again when the lease is over.

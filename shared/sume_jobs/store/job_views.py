@@ -127,33 +127,26 @@ def newest(
     }
     if state is None:
         return _page(database.run(NEWEST, {**parameters, "walk": limit + 1}), limit)
+    # Mostly the newest rows will do: a short walk first, a long one if it has to be.
+    in_need = state == "needs_attention"
+    page, last = (NEED_ATTENTION, LAST_IN_NEED) if in_need else (NEWEST, LAST_OF_WALK)
+    rows = database.run(page, {**parameters, "walk": 2 * (limit + 1)})
+    if len(rows) > limit:
+        return _page(rows, limit)
     if state == "working":
         rows = database.run(NEWEST_WORKING, parameters)
         if rows[0]["is_whole"]:
             return _page([row for row in rows if row["id"] is not None], limit)
-    if state != "needs_attention":
-        return _page_of_walk(database, NEWEST, LAST_OF_WALK, parameters, limit)
-    # Nearly all of these candidates are in need: a short walk will do, a long one if it has to.
-    short = {**parameters, "walk": 2 * (limit + 1)}
-    rows = database.run(NEED_ATTENTION, short)
-    if len(rows) > limit:
-        return _page(rows, limit)
-    return _page_of_walk(database, NEED_ATTENTION, LAST_IN_NEED, parameters, limit)
-
-
-def _page(rows: Sequence[Row], limit: int) -> tuple[list[str], int | None]:
-    jobs = [row["job"] for row in rows[:limit]]
-    return jobs, rows[limit - 1]["id"] if len(rows) > limit else None
-
-
-def _page_of_walk(
-    database: Database, page: str, last: str, parameters: dict[str, object], limit: int
-) -> tuple[list[str], int | None]:
     jobs, following = _page(database.run(page, parameters), limit)
     if following is not None:
         return jobs, following
     (end,) = database.run(last, parameters)
     return jobs, end["id"] if end["n"] >= WALK else None
+
+
+def _page(rows: Sequence[Row], limit: int) -> tuple[list[str], int | None]:
+    jobs = [row["job"] for row in rows[:limit]]
+    return jobs, rows[limit - 1]["id"] if len(rows) > limit else None
 
 
 # What there is about one row is little: its own, its jobs', their events'.

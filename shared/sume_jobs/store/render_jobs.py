@@ -71,12 +71,15 @@ _BANDS: Final = (
     "(values (0::smallint), (1::smallint), (2::smallint), (3::smallint)) as band (priority)"
 )
 
+# By the order of the indexes: without it a planner that knows nearly every row to be pending reads
+# the table from its head to find one, through all that has ended.
 _IS_DUE: Final = f"""
   select from {_BANDS} cross join lateral (
     select from render_jobs where status = 'pending' and reaps < 2
-       and priority = band.priority and run_after <= now() limit 1) as one
+       and priority = band.priority and run_after <= now() order by run_after, id limit 1) as one
   union all
-  (select from render_jobs where status = 'pending' and reaps >= 2 and run_after <= now() limit 1)"""
+  (select from render_jobs where status = 'pending' and reaps >= 2 and run_after <= now()
+    order by reaps, run_after, id limit 1)"""
 
 # Read off the row that was locked. Whatever may not be sent any more ends here, so that nothing
 # ineligible stays at the head of the queue.
