@@ -10,9 +10,15 @@ from sume_jobs.store import pace, render_jobs
 
 from tests.database.sessions import (
     Session,
+    accept,
     claim,
     claiming,
     in_background,
+    move,
+    one_claim,
+    put,
+    reap,
+    refuse,
     wait_for_lock,
 )
 from tests.support.postgres import Database
@@ -86,3 +92,160 @@ def test_a_refusal_after_a_stop_waits_as_long_as_it_says(database: Database, sto
     # The count of stops is one still: a longer Retry-After of the same wave is kept all the same.
     assert pace.close(store, ["writes"], 600.0, "http_429")
     assert 595 < database.one(wait) <= 600
+
+
+# ------------------------------------------------------------------------- claim
+
+
+def can_be_locked(database: Database, row: int) -> bool:
+    with database.session() as other:
+        return bool(
+            other.execute(
+                "select from render_jobs where id = %s for update skip locked", (row,)
+            ).fetchall()
+        )
+
+
+def test_a_claim_locks_no_more_rows_than_it_takes(
+    database: Database, session: Callable[[], Session]
+) -> None:
+    first, second = database.insert_many(2)
+    other = database.insert(priority=3)
+    claimer = session()
+    assert [each.row_id for each in claim(claimer, 1)] == [first]
+    assert can_be_locked(database, second)
+    assert can_be_locked(database, other)
+
+
+def test_a_suspect_row_waits_for_its_time_and_for_a_token(database: Database, store: Any) -> None:
+    database.insert(reaps=2, run_after="2999-01-01")
+    assert claim(store) == []
+    due = database.insert(reaps=2)
+    assert pace.take(store, "writes", ONE)
+    assert claim(store, settings=claiming(rate=ONE)) == []
+    database.age("1 hour", "pace_budget")
+    assert [each.row_id for each in claim(store, settings=claiming(rate=ONE))] == [due]
+
+
+def test_a_suspect_row_in_another_hand_is_passed_over(
+    database: Database, store: Any, session: Callable[[], Session]
+) -> None:
+    row = database.insert(reaps=2)
+    holder = session()
+    holder.run("select from render_jobs where id = %s for update", (row,))
+    with in_background(database) as start:
+        assert start(claim, store).result(10) == []
+
+
+def test_one_suspect_row_at_a_time_is_locked(
+    database: Database, session: Callable[[], Session]
+) -> None:
+    first, second = (database.insert(reaps=2) for _ in range(2))
+    claimer = session()
+    assert [each.row_id for each in claim(claimer)] == [first]
+    assert can_be_locked(database, second)
+
+
+def test_a_key_that_another_row_has_already_is_made_another(database: Database, store: Any) -> None:
+    row = database.insert("its key will be taken")
+    database.insert("took it", idempotency_key=f"render-job-{row}")
+    keys = {each.row_id: each.key for each in claim(store)}
+    assert len(set(keys.values())) == 2
+    assert keys[row].startswith(f"render-job-{row}-")
+
+
+def test_a_key_that_was_sent_before_makes_no_first_send(database: Database, store: Any) -> None:
+    """However the count of sends came to be what it is."""
+    row = database.insert()
+    put(database, row, unknown_since=database.one("select now()"), sends=0)
+    assert not one_claim(store).first_send
+
+
+# ------------------------------------------------------------------------- record
+
+
+def test_a_record_neither_waits_for_another_row_nor_locks_it(
+    database: Database, store: Any, session: Callable[[], Session]
+) -> None:
+    own, held, free = database.insert_many(3)
+    claimed = claim(store, 1)[0]
+    holder, writer = session(), session()
+    holder.run("select from render_jobs where id = %s for update", (held,))
+    with in_background(database) as start:
+        assert start(accept, writer, claimed).result(10).fate == "submitted"
+    assert claimed.row_id == own
+    assert can_be_locked(database, free)
+
+
+def second_generation(database: Database, store: Any) -> tuple[Any, int]:
+    """A row whose first generation failed as job_a; its claim, which may still be answered."""
+    row = database.insert()
+    first = one_claim(store)
+    reap(store, claim_timeout=0)
+    database.age("11 seconds")
+    accept(store, one_claim(store), "job_a")
+    move(store, "job_a", "failed", {"code": "c", "retryable": True})
+    assert render_jobs.regenerate(store, [("job_a", row)], 2) == [row]
+    return first, row
+
+
+def test_a_late_collision_of_an_earlier_generation_ends_nothing(
+    database: Database, store: Any
+) -> None:
+    first, row = second_generation(database, store)
+    refuse(store, one_claim(store), unknown=True)
+    one_claim(store)
+    before = database.row(row)
+    assert before["sends"] == 2
+    assert refuse(store, first, "collision", job_id="job_theirs").fate == "conflict"
+    assert [each["reason"] for each in database.conflicts()] == ["idempotency_key_collision"]
+    assert database.row(row) == before
+
+
+def test_the_second_generations_job_under_the_first_ones_key_is_kept(
+    database: Database, store: Any
+) -> None:
+    first, _ = second_generation(database, store)
+    accept(store, one_claim(store), "job_b")
+    recorded = accept(store, first, "job_b")
+    assert (recorded.fate, recorded.reason) == ("conflict", "other_generation")
+    assert accept(store, first, "job_a").fate == "already"
+
+
+def test_the_first_generations_job_that_is_another_rows_is_kept(
+    database: Database, store: Any
+) -> None:
+    first, row = second_generation(database, store)
+    database.execute("update gen_job set render_job_id = %s where job_id = 'job_a'", row + 1)
+    recorded = accept(store, first, "job_a")
+    assert (recorded.fate, recorded.reason) == ("conflict", "other_generation")
+
+
+def test_a_known_job_that_fits_in_part_only_is_another_rows(database: Database, store: Any) -> None:
+    """Known before its row was written: it is the row's only with both its row and its key."""
+    for column, value in (("render_job_id", "render_job_id + 1"), ("idempotency_key", "'other'")):
+        row = database.insert()
+        claimed = one_claim(store)
+        database.execute(
+            "insert into gen_job (job_id, idempotency_key, render_job_id) values (%s, %s, %s)",
+            f"job_{row}",
+            claimed.key,
+            row,
+        )
+        database.execute(f"update gen_job set {column} = {value} where job_id = %s", f"job_{row}")
+        recorded = accept(store, claimed, f"job_{row}")
+        assert (recorded.fate, recorded.reason) == ("conflict", "job_of_another_row")
+        assert database.row(row)["error_code"] == "job_id_conflict"
+
+
+def test_jobs_that_are_known_as_these_rows_are_taken(database: Database, store: Any) -> None:
+    database.insert_many(2)
+    claims = claim(store)
+    answers = []
+    for each in claims:
+        job = f"job_{each.row_id}"
+        database.execute("insert into gen_job values (%s, %s, %s)", job, each.key, each.row_id)
+        answers.append(render_jobs.Accepted(each.row_id, each.token, each.key, job))
+    recorded = render_jobs.record(store, answers, 8, 5.0)
+    assert [each.fate for each in recorded] == ["submitted", "submitted"]
+    assert all(row["sume_job_id"] == f"job_{row['id']}" for row in database.rows())

@@ -205,7 +205,7 @@ def test_a_row_that_may_not_be_sent_ends_in_the_claim(
     stored = database.row(row)
     assert stored["status"] == status
     assert stored["error_code"] == (None if status == "canceled" else fate)
-    assert stored["sends"] == 0, "nothing was sent"
+    assert (stored["sends"], stored["claimed_at"]) == (0, None), "nothing was sent"
     assert stored["claim_token"] is None
 
 
@@ -357,6 +357,7 @@ def test_a_success_for_a_row_that_is_gone_is_kept(database: Database, store: Any
     assert accept(store, claimed).reason == "row_is_gone"
     (conflict,) = database.conflicts()
     assert (conflict["render_job_id"], conflict["job_id"]) == (row, f"job_{claimed.key}")
+    assert database.jobs() == []
 
 
 def test_a_late_success_of_an_earlier_generation(database: Database, store: Any) -> None:
@@ -423,6 +424,10 @@ def test_many_answers_in_one_statement(database: Database, store: Any) -> None:
         three.row_id: "submitted",
         four.row_id: "failed",
     }
+    jobs = [database.row(each.row_id)["sume_job_id"] for each in (one, two, three, four)]
+    assert jobs == [None, "job_2", "job_3", None]
+    codes = [database.row(each.row_id)["error_code"] for each in (one, two, three, four)]
+    assert codes == [None, None, None, "bad"]
 
 
 # ------------------------------------------------------------------------- record: refusals

@@ -132,6 +132,7 @@ class Stage:
 
     tests: Sequence[str]
     seconds: float
+    options: Sequence[str] = ()
 
 
 class Bench:
@@ -159,9 +160,8 @@ class Bench:
         )
 
     def close(self) -> None:
-        assert self._worker.stdin is not None
-        self._worker.stdin.close()
-        self._worker.wait(30)
+        # Ends its loop by the end of its input.
+        self._worker.communicate(timeout=30)
 
     def try_mutant(
         self, mutant: Mutant, stages: Sequence[Stage], likely: list[str]
@@ -208,7 +208,7 @@ class Bench:
         asked = {
             "tests": list(stage.tests),
             "likely": likely,
-            "options": options,
+            "options": [*options, *stage.options],
             "left_out": self._red.get(stage.tests, []),
             "seconds": stage.seconds,
             # A changed migration needs a database of its own making.
