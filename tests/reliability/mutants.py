@@ -37,30 +37,34 @@ from tests.reliability.mutant_trials import LAYER, ROOT, Bench, Reader, Stage
 RESULTS = ROOT / ".local" / "mutants.jsonl"
 
 DATABASE = "tests/database"
-NEAR = (f"{DATABASE}/test_bystanders.py", f"{DATABASE}/test_guards.py")
+NEAR = (
+    f"{DATABASE}/test_every_case.py",
+    f"{DATABASE}/test_bystanders.py",
+    f"{DATABASE}/test_guards.py",
+)
 GUARDS = ("tests/reliability/test_guards.py", "tests/reliability/test_found.py")
 # Races of many sessions are long and seldom the only ones to notice: the second set has them.
 QUICK = ("-k", "not twenty and not ten_ends and not opposite and not many_times and not bounded")
 # For each part of the layer: where its mutants are to be noticed at once, and where else.
 SETS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "store/render_jobs.py": (
-        (f"{DATABASE}/test_render_jobs.py", *NEAR),
-        (DATABASE, *GUARDS, "tests/dispatch/test_dispatch.py", "tests/pitfalls/test_submit.py",
+        (*NEAR, f"{DATABASE}/test_render_jobs.py"),
+        (*GUARDS, DATABASE, "tests/dispatch/test_dispatch.py", "tests/pitfalls/test_submit.py",
          "tests/pitfalls/test_reap.py", "tests/property"),
     ),
     "store/gen_jobs.py": (
-        (f"{DATABASE}/test_gen_jobs.py", *NEAR),
-        (DATABASE, *GUARDS, "tests/dispatch/test_archive.py", "tests/pitfalls/test_poll.py",
+        (*NEAR, f"{DATABASE}/test_gen_jobs.py"),
+        (*GUARDS, DATABASE, "tests/dispatch/test_archive.py", "tests/pitfalls/test_poll.py",
          "tests/property"),
     ),
     "store/webhook_events.py": (
         (f"{DATABASE}/test_webhook_events.py", *NEAR),
-        (DATABASE, *GUARDS, "tests/pitfalls/test_webhook.py", "tests/property"),
+        (*GUARDS, DATABASE, "tests/pitfalls/test_webhook.py", "tests/property"),
     ),
     "store/pace.py": (
         (f"{DATABASE}/test_pace.py", *NEAR, f"{DATABASE}/test_render_jobs.py",
          f"{DATABASE}/test_gen_jobs.py"),
-        (DATABASE, *GUARDS, "tests/reliability/test_pace_gates.py",
+        (*GUARDS, DATABASE, "tests/reliability/test_pace_gates.py",
          "tests/pitfalls/test_pacing.py"),
     ),
     "store/follow_ups.py": (
