@@ -83,6 +83,9 @@ def introduction(bundle: Bundle) -> list[str]:
         sume = f"{bundle.base_url} (the real one, polling only: each row is billed)"
     else:
         sume = f"{bundle.fake.url} (a fake, nothing is billed)"
+    command = "./sume-jobs "
+    if bundle.folder.resolve() != FOLDER:
+        command += f"--folder {shlex.quote(str(bundle.folder))} "
     program = "psql" if shutil.which("psql") else shlex.quote(str(psql()))
     insert = "insert into render_jobs (prompt) values ('a lighthouse in a winter storm')"
     look = "select id, state, artifacts from job_customer order by id desc limit 5"
@@ -96,6 +99,7 @@ def introduction(bundle: Bundle) -> list[str]:
         "Enqueue a row, and look at it a few seconds later:",
         f'  {program} {shlex.quote(bundle.database_url)} -c "{insert}"',
         f'  {program} {shlex.quote(bundle.database_url)} -c "{look}"',
+        f"Or a whole file, and more: {command}enqueue FILE, {command}watch, {command}--help",
     ]
 
 

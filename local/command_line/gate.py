@@ -1,5 +1,6 @@
 """Commands for the gates, which hold everything back when Sume asks for it."""
 
+import re
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -10,7 +11,7 @@ from local.command_line.errors import USAGE, CommandError
 from local.command_line.output import table
 from local.command_line.overview import GATES, gate_words
 
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
 class Which(StrEnum):
@@ -83,10 +84,10 @@ def _names(which: Which) -> list[Any]:
 
 
 def _seconds(text: str) -> float:
-    number, unit = text[:-1], text[-1:]
-    if not (number.isascii() and number.isdigit() and unit in UNITS and 0 < int(number) < 10**6):
+    found = re.fullmatch(r"0*([1-9][0-9]{0,5})(s|m|min|h|d)", text.strip(), re.ASCII)
+    if found is None:
         raise CommandError(
             f"--for {text!r} is no time: give a number and a unit, such as 90s, 15m, 2h or 1d.",
             USAGE,
         )
-    return float(int(number) * UNITS[unit])
+    return float(int(found[1]) * UNITS[found[2]])
