@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.benchmarks import budget, end_to_end, latency, memory, queue_core
+from tests.benchmarks import budget, cold_start, end_to_end, latency, memory, queue_core
 from tests.benchmarks.results import Subject, keep, show
 from tests.benchmarks.stand import FOLDER, Stand
 
@@ -22,7 +22,7 @@ from tests.benchmarks.stand import FOLDER, Stand
 def main() -> None:
     """Run the chosen subjects one after the other on one server; print and keep the figures."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    names = ("end_to_end", "queue_core", "latency", "memory", "budget")
+    names = ("end_to_end", "queue_core", "latency", "memory", "cold_start", "budget")
     parser.add_argument("subjects", nargs="*", choices=[[], *names], help="all of them")
     parser.add_argument("--long", action="store_true", help="budget at every latency (10 minutes)")
     parser.add_argument("--repeats", type=int, default=3)
@@ -48,6 +48,7 @@ def main() -> None:
             "queue_core": lambda: queue_core.measure(stand, given.repeats),
             "latency": lambda: latency.measure(given.repeats),
             "memory": lambda: memory.measure(given.repeats),
+            "cold_start": lambda: cold_start.measure(stand, given.repeats),
             "budget": lambda: budget.measure(stand, given.long),
         }
         path = FOLDER / time.strftime("%Y%m%d-%H%M%S.json")
