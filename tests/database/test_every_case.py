@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import uuid
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,14 +29,12 @@ LATER = '{"artifacts": [1]}'
 
 def put_jobs(database: Database, jobs: list[dict[str, Any]]) -> None:
     """Insert jobs named job_0, job_1, …, with these columns."""
+    names = ["job_id", "idempotency_key", *jobs[0]]
     with database.connection.cursor() as cursor:
-        for number, columns in enumerate(jobs):
-            columns = {"job_id": f"job_{number}", "idempotency_key": f"key-{number}", **columns}
-            names = ", ".join(columns)
-            cursor.execute(
-                f"insert into gen_job ({names}) values ({', '.join(['%s'] * len(columns))})",
-                list(columns.values()),
-            )
+        cursor.executemany(
+            f"insert into gen_job ({', '.join(names)}) values ({', '.join(['%s'] * len(names))})",
+            [(f"job_{n}", f"key-{n}", *columns.values()) for n, columns in enumerate(jobs)],
+        )
 
 
 # ------------------------------------------------------------------------- looks
@@ -287,41 +286,43 @@ def test_every_refusal(database: Database, store: Any) -> None:
             ("requeue", "fail"), flags, flags, flags, (7, 8, 9), flags, (None, NEW), (None, BEFORE)
         )
     ]
-    answers = []
+    tokens = [str(uuid.uuid4()) for _ in cases]
     with database.connection.cursor() as cursor:
-        for number, case in enumerate(cases):
-            cursor.execute(
-                """insert into render_jobs
-                     (prompt, status, claim_token, claimed_at, attempts, sends, unknown_since,
-                      cancel_requested_at, idempotency_key, request_body, error, request_id)
-                   values ('x', 'submitting', gen_random_uuid(), '2002-01-01', %s, 5, %s, %s, %s,
-                           '{}', %s, %s)
-                   returning id, claim_token::text as token""",
+        cursor.executemany(
+            """insert into render_jobs
+                 (id, prompt, status, claim_token, claimed_at, attempts, sends, unknown_since,
+                  cancel_requested_at, idempotency_key, request_body, error, request_id)
+               values (%s, 'x', 'submitting', %s, '2002-01-01', %s, 5, %s, %s, %s, '{}', %s, %s)""",
+            [
                 (
+                    number,
+                    token,
                     case.attempts,
                     "2001-01-01" if case.was_unknown else None,
                     "2001-01-01" if case.is_unwanted else None,
                     f"key-{number}",
                     case.error_before,
                     case.error_before and "req_before",
-                ),
-            )
-            (row,) = cursor.fetchall()
-            answers.append(
-                Refused(
-                    row["id"],
-                    row["token"],
-                    f"key-{number}",
-                    case.action,
-                    delay=60.0,
-                    give_back_attempt=case.give_back,
-                    give_back_send=case.give_back,
-                    unknown=case.unknown,
-                    error_code="bad",
-                    error=json.loads(case.error) if case.error else None,
-                    request_id=case.error and "req_new",
                 )
-            )
+                for number, (case, token) in enumerate(zip(cases, tokens, strict=True))
+            ],
+        )
+    answers = [
+        Refused(
+            number,
+            token,
+            f"key-{number}",
+            case.action,
+            delay=60.0,
+            give_back_attempt=case.give_back,
+            give_back_send=case.give_back,
+            unknown=case.unknown,
+            error_code="bad",
+            error=json.loads(case.error) if case.error else None,
+            request_id=case.error and "req_new",
+        )
+        for number, (case, token) in enumerate(zip(cases, tokens, strict=True))
+    ]
     recorded = render_jobs.record(store, answers, MAX_ATTEMPTS, 5.0)
     fates = {each.row_id: each.fate for each in recorded}
     found = database.query(

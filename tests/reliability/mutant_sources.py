@@ -335,7 +335,10 @@ _TURNED: dict[type[ast.cmpop], str] = {
     ast.IsNot: "is",
 }
 _MOVED: dict[type[ast.cmpop], str] = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">"}
-_SQL_BEGIN = re.compile(r"\s*\(?(select|insert|update|delete|with|case|where|[a-z_]+ as )\b")
+_SQL_BEGIN = re.compile(
+    r"\s*(?:\{[^{}]*\},?\s*)?(?:--[^\n]*\n\s*)*\(?"
+    r"(select|insert|update|delete|with|case|where|[a-z_]+ as )\b"
+)
 
 
 class _Tree:

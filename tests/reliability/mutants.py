@@ -68,11 +68,11 @@ SETS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
          "tests/pitfalls/test_pacing.py"),
     ),
     "store/follow_ups.py": (
-        (*NEAR, "tests/dispatch/test_dispatch.py"),
+        (f"{DATABASE}/test_every_end.py", *NEAR, "tests/dispatch/test_dispatch.py"),
         ("tests/dispatch/test_rules.py", DATABASE),
     ),
     "store/retention.py": (
-        (f"{DATABASE}/test_housekeeping.py", *NEAR),
+        (f"{DATABASE}/test_every_end.py", f"{DATABASE}/test_housekeeping.py", *NEAR),
         (DATABASE, "tests/dispatch/test_dispatch.py"),
     ),
     "store/enqueue.py": (("tests/api/test_api.py",), ("tests/api", DATABASE)),

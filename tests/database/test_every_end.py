@@ -1,0 +1,332 @@
+"""Follow-ups and retention, in every combination of what their statements ask.
+
+As in `test_every_case.py`: each case is a row of its own, and the rule is told in words of Python.
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from sume_jobs.store import follow_ups, retention
+from sume_jobs.store.follow_ups import Mark
+
+from tests.database.sessions import Session
+from tests.support.postgres import Database
+
+MAX_ATTEMPTS = 20
+FLAGS = (False, True)
+
+
+Rows = dict[str, list[dict[str, Any]]]
+
+
+def insert(database: Database, tables: Rows) -> None:
+    """Insert rows by table, past the triggers; all rows of a table have the same columns."""
+    with database.connection.transaction(), database.connection.cursor() as cursor:
+        cursor.execute("set local session_replication_role = replica")
+        for table, rows in tables.items():
+            if rows:
+                values = ", ".join(["%s"] * len(rows[0]))
+                cursor.executemany(
+                    f"insert into {table} ({', '.join(rows[0])}) values ({values})",
+                    [tuple(row.values()) for row in rows],
+                )
+
+
+# ------------------------------------------------------------------------- a lease
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A follow-up, and what it tells of."""
+
+    is_submission: bool
+    # Of the job, or of the row.
+    is_there: bool
+    row_failed: bool
+    has_its_key: bool
+    attempts: int
+    state: str  # waiting, later, dispatched or dead
+
+    @property
+    def dead_reason(self) -> str | None:
+        if not self.is_there:
+            return "row_is_gone" if self.is_submission else "job_is_gone"
+        return "attempts_exhausted: worker_ended" if self.attempts >= MAX_ATTEMPTS else None
+
+
+def put_waiting(database: Database, cases: list[Waiting]) -> None:
+    tables: Rows = {"render_jobs": [], "gen_job": [], "follow_up": []}
+    for number, case in enumerate(cases, 1):
+        if case.is_there or not case.is_submission:
+            tables["render_jobs"].append(
+                {
+                    "id": number,
+                    "prompt": "x",
+                    "status": "failed" if case.row_failed else "pending",
+                    "idempotency_key": f"{'key' if case.has_its_key else 'other'}-{number}",
+                    "reference": f"ref-{number}",
+                    "error_code": f"row-{number}",
+                }
+            )
+        if case.is_there and not case.is_submission:
+            tables["gen_job"].append(
+                {
+                    "job_id": f"job-{number}",
+                    "idempotency_key": f"job-key-{number}",
+                    "render_job_id": number,
+                    "status": "canceled",
+                    "error_code": f"job-{number}",
+                }
+            )
+        tables["follow_up"].append(
+            {
+                "id": number,
+                "job_id": f"{'key' if case.is_submission else 'job'}-{number}",
+                "kind": "submission.failed" if case.is_submission else "job.canceled",
+                "render_job_id": number,
+                "attempts": case.attempts,
+                "run_after": "2999-01-01" if case.state == "later" else "2001-01-01",
+                "dispatched_at": "2001-01-01" if case.state == "dispatched" else None,
+                "dead_reason": "before" if case.state == "dead" else None,
+            }
+        )
+    insert(database, tables)
+
+
+def test_every_follow_up_that_may_be_due(
+    database: Database, store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow_ups, "BATCH", 1000)
+    states = ("waiting", "later", "dispatched", "dead")
+    cases = [
+        Waiting(*values)
+        for values in itertools.product(FLAGS, FLAGS, FLAGS, FLAGS, (19, 20, 21), states)
+    ]
+    put_waiting(database, cases)
+    claimed = follow_ups.claim(store, 60.0, MAX_ATTEMPTS)
+    leased = {each.id: each for each in claimed.follow_ups}
+    dead = {number: (kind, reason) for number, kind, reason in claimed.dead}
+    assert len(leased) + len(dead) == len(claimed.follow_ups) + len(claimed.dead)
+    rows = {row["id"]: row for row in database.query("select * from follow_up")}
+    for number, case in enumerate(cases, 1):
+        row = rows[number]
+        kind = "submission.failed" if case.is_submission else "job.canceled"
+        if case.state != "waiting":
+            assert number not in leased.keys() | dead.keys(), case
+            assert (row["attempts"], row["lease_token"]) == (case.attempts, None), case
+        elif case.dead_reason:
+            assert dead[number] == (kind, case.dead_reason), case
+            assert row["dead_reason"] == case.dead_reason, case
+            assert (row["attempts"], row["lease_token"]) == (case.attempts, None), case
+            assert row["run_after"].year == 2001, case
+        else:
+            found = leased[number]
+            assert (found.token, found.attempts) == (str(row["lease_token"]), case.attempts + 1)
+            assert (row["attempts"], row["dead_reason"]) == (case.attempts + 1, None), case
+            assert row["run_after"].year not in (2001, 2999), case
+            assert (found.kind, found.reference) == (kind, f"ref-{number}"), case
+            key = f"key-{number}" if case.is_submission else f"job-key-{number}"
+            assert found.idempotency_key == key, case
+            assert found.status == ("failed" if case.is_submission else "canceled"), case
+            code: str | None = f"job-{number}"
+            if case.is_submission:
+                is_that_failure = case.row_failed and case.has_its_key
+                code = f"row-{number}" if is_that_failure else None
+            assert found.error_code == code, case
+
+
+def test_a_batch_is_bounded_and_another_worker_gets_other_ones(
+    database: Database, store: Any, session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_waiting(database, [Waiting(True, True, True, True, 0, "waiting")] * 5)
+    monkeypatch.setattr(follow_ups, "BATCH", 2)
+    one: Session = session()
+    first = {each.id for each in follow_ups.claim(one, 60.0, MAX_ATTEMPTS).follow_ups}
+    second = {each.id for each in follow_ups.claim(store, 60.0, MAX_ATTEMPTS).follow_ups}
+    assert (len(first), len(second), first & second) == (2, 2, set())
+
+
+# ------------------------------------------------------------------------- marks
+
+
+@dataclass(frozen=True)
+class Marking:
+    """A leased follow-up, and what is told of it."""
+
+    error: str | None
+    error_before: str | None
+    give_back: bool
+    attempts: int
+    was_dispatched: bool
+    has_token: bool
+
+    @property
+    def left_at(self) -> int:
+        return self.attempts - self.give_back
+
+    @property
+    def is_dead(self) -> bool:
+        return self.error is not None and self.left_at >= MAX_ATTEMPTS
+
+
+def test_every_mark(database: Database, store: Any) -> None:
+    cases = [
+        Marking(*values)
+        for values in itertools.product(
+            (None, "sqs refused"), (None, "before"), FLAGS, (19, 20, 21), FLAGS, FLAGS
+        )
+    ]
+    tokens = {number: str(uuid.uuid4()) for number in range(1, len(cases) + 1)}
+    insert(
+        database,
+        {
+            "follow_up": [
+                {
+                    "id": number,
+                    "job_id": f"job-{number}",
+                    "kind": "job.completed",
+                    "attempts": case.attempts,
+                    "run_after": "2001-01-01",
+                    "lease_token": tokens[number if case.has_token else 1 + number % len(cases)],
+                    "last_error": case.error_before,
+                    "dispatched_at": "2001-01-01" if case.was_dispatched else None,
+                }
+                for number, case in enumerate(cases, 1)
+            ]
+        },
+    )
+    before = {row["id"]: row for row in database.query("select * from follow_up")}
+    marked = follow_ups.mark(
+        store,
+        [
+            Mark(number, tokens[number], ("sqs", "bus"), case.error, 1000.0, case.give_back)
+            for number, case in enumerate(cases, 1)
+        ],
+        MAX_ATTEMPTS,
+    )
+    dead = {number for number, _, _ in marked.dead}
+    rows = database.query(
+        "select f.*, run_after - now() between '900 s' and '1000 s' as is_put_off from follow_up f"
+    )
+    for row in rows:
+        number, is_put_off = row["id"], row.pop("is_put_off")
+        case = cases[number - 1]
+        if not case.has_token:
+            assert row == before[number], case
+            assert number not in marked.dispatched | marked.waiting | dead, case
+            continue
+        is_sent = case.error is None or case.was_dispatched
+        assert (row["dispatched_at"] is not None) == is_sent, case
+        assert (number in marked.dispatched) == is_sent, case
+        assert (number in dead) == case.is_dead, case
+        assert (number in marked.waiting) == (not is_sent and not case.is_dead), case
+        if case.was_dispatched:
+            assert row["dispatched_at"].year == 2001, "the first time stands"
+        assert (row["sent_to"], row["attempts"]) == (["sqs", "bus"], case.left_at), case
+        assert row["last_error"] == (case.error or case.error_before), case
+        reason = f"attempts_exhausted: {case.error}" if case.is_dead else None
+        assert row["dead_reason"] == reason, case
+        assert is_put_off == (case.error is not None), case
+        assert (row["lease_token"] is None) == (case.error is not None), case
+
+
+def test_two_marks_in_one_statement(database: Database, store: Any) -> None:
+    put_waiting(database, [Waiting(True, True, True, True, 0, "waiting")] * 2)
+    one, two = follow_ups.claim(store, 60.0, MAX_ATTEMPTS).follow_ups
+    marked = follow_ups.mark(
+        store, [Mark(one.id, one.token, ("sqs",)), Mark(two.id, two.token, (), "no", 5.0)], 20
+    )
+    assert (marked.dispatched, marked.waiting) == ({one.id}, {two.id})
+
+
+# ------------------------------------------------------------------------- retention
+
+
+@dataclass(frozen=True)
+class Old:
+    """A row that may have ended long ago; ages are in days."""
+
+    status: str
+    created: float
+    updated: float
+    job: tuple[str, float] | None  # its status and the age of its last change
+    follow_up: tuple[str, str] | None  # under the job or the key; open, sent or dead
+
+    @property
+    def may_go(self) -> bool:
+        """With 30 days of retention, and a key that lives for one day."""
+        has_ended = self.status in ("submitted", "failed", "canceled")
+        job_may_go = self.job is None or (self.job[0] == "completed" and self.job[1] > 30)
+        is_owed = self.follow_up is not None and self.follow_up[1] == "open"
+        return has_ended and self.created > 31 and self.updated > 30 and job_may_go and not is_owed
+
+
+def put_old(database: Database, cases: list[Old]) -> None:
+    now: datetime = database.one("select now()")
+    tables: Rows = {"render_jobs": [], "gen_job": [], "follow_up": []}
+    for number, case in enumerate(cases, 1):
+        tables["render_jobs"].append(
+            {
+                "id": number,
+                "prompt": "x",
+                "status": case.status,
+                "sume_job_id": f"job-{number}" if case.status == "submitted" else None,
+                "idempotency_key": f"key-{number}",
+                "created_at": now - timedelta(case.created),
+                "updated_at": now - timedelta(case.updated),
+            }
+        )
+        if case.job:
+            tables["gen_job"].append(
+                {
+                    "job_id": f"job-{number}",
+                    "idempotency_key": f"key-{number}",
+                    "render_job_id": number,
+                    "status": case.job[0],
+                    "updated_at": now - timedelta(case.job[1]),
+                }
+            )
+        if case.follow_up:
+            under, state = case.follow_up
+            tables["follow_up"].append(
+                {
+                    "job_id": f"{under}-{number}",
+                    "kind": "job.completed" if under == "job" else "submission.failed",
+                    "dispatched_at": "2001-01-01" if state == "sent" else None,
+                    "dead_reason": "why" if state == "dead" else None,
+                }
+            )
+    insert(database, tables)
+
+
+def test_every_row_that_may_be_old(database: Database, store: Any) -> None:
+    cases = [
+        Old(*values)
+        for values in itertools.product(
+            ("pending", "submitting", "submitted", "failed", "canceled"),
+            (40.0, 30.5),
+            (40.0, 29.0),
+            (None, *itertools.product(("queued", "processing", "completed"), (40.0, 29.0))),
+            (None, *itertools.product(("job", "key"), ("open", "sent", "dead"))),
+        )
+        # A follow-up under a job needs the job.
+        if not (values[3] is None and values[4] is not None and values[4][0] == "job")
+    ]
+    put_old(database, cases)
+    gone = {number for number, case in enumerate(cases, 1) if case.may_go}
+    stay = set(range(1, len(cases) + 1)) - gone
+    assert retention.count(store, 30, 86400) == len(gone)
+    assert retention.purge(store, 30, 86400, lambda: True) == len(gone)
+    assert {row["id"] for row in database.rows()} == stay
+    assert {job["job_id"] for job in database.jobs()} == {
+        f"job-{number}" for number in stay if cases[number - 1].job
+    }
+    assert {row["job_id"] for row in database.query("select job_id from follow_up")} == {
+        f"{under[0]}-{number}" for number in stay if (under := cases[number - 1].follow_up)
+    }
