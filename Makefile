@@ -93,7 +93,7 @@ $(PEERS_VENV)/.peers: requirements/peers.txt
 	$(call environment,$(PEERS_VENV),$<)
 	@touch $@
 
-.PHONY: bench bench-long bench-peers bench-compare bench-docs cost
+.PHONY: bench bench-flat bench-long bench-peers bench-compare bench-docs cost
 bench-peers: # The other queues, and what draws the plots
 	-@$(MAKE) $(PEERS_VENV)/.peers
 	-@if command -v npm >/dev/null; then cd $(NODE_PEERS) && npm ci --no-audit --no-fund --silent; \
@@ -105,6 +105,10 @@ bench: setup-dev bench-peers ## Measure beside other queues, at most 12 minutes 
 bench-long: setup-dev bench-peers ## Measure what takes long: every budget and latency, and the disk
 	@$(VENV)/bin/python -m tests.benchmarks --long budget
 	@$(VENV)/bin/python -m tests.benchmarks --disk queue_core
+
+bench-flat: setup-dev ## Measure beside millions of rows, backlogs and retention: 30 minutes, 12 GB of memory
+	@$(VENV)/bin/python -m tests.benchmarks.flat $(ARGS)
+	@$(VENV)/bin/python -m tests.benchmarks.housekeeping $(ARGS)
 
 bench-compare: setup-dev ## Compare two kept runs (A=.local/bench/….json B=….json)
 	@$(VENV)/bin/python -m tests.benchmarks.compare $(A) $(B)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shlex
 import signal
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
@@ -52,16 +54,19 @@ def main() -> None:
     with LargeServer(on_disk=given.disk) as server:
         console.print(f"{server.describe()}; {given.repeats} repeats\n", highlight=False)
         path = FOLDER / time.strftime("flat-%Y%m%d-%H%M%S.json")
-        subjects = []
+        subjects: dict[str, Subject] = {}
         databases = _databases(server, given.finished)
-        for measure in (
-            lambda: _turns(databases, given.repeats),
-            lambda: _idle(databases),
-            lambda: _pinned(server, databases),
-        )[: 2 if given.without_pinned else 3]:
-            subjects.append(measure())
-            show(console, subjects[-1])
-            keep(path, server.describe(), subjects)
+        measures: dict[str, Callable[[], Subject]] = {
+            "turns": lambda: _turns(databases, given.repeats),
+            "idle": lambda: _idle(databases),
+            "pinned": lambda: _pinned(server, databases),
+        }
+        if given.without_pinned:
+            del measures["pinned"]
+        for name, measure in measures.items():
+            subjects[name] = measure()
+            show(console, subjects[name])
+            keep(path, server.describe(), shlex.join(sys.argv), subjects)
     console.print(f"kept in {path.relative_to(Path.cwd())}")
 
 
