@@ -266,6 +266,30 @@ def test_a_filter_walks_on_over_what_does_not_match(call: Any, database: Any, st
     assert page["next"] is None
 
 
+def test_working_rows_are_found_however_far_down(call: Any, database: Any) -> None:
+    """5,000 rows that are done lie above the ones that wait, are planned, and are being sent."""
+    database.insert_many(3)
+    database.execute("set session_replication_role = replica")
+    database.execute("update render_jobs set run_after = now() + interval '1 day' where id = 2")
+    database.execute("update render_jobs set reaps = 2 where id = 3")
+    database.execute(
+        "insert into render_jobs (id, prompt, status, sume_job_id, idempotency_key)"
+        " select n, 'a', 'submitted', 'job_' || n, 'k' || n from generate_series(4, 5003) n"
+    )
+    database.execute(
+        "insert into gen_job (job_id, idempotency_key, render_job_id, status)"
+        " select 'job_' || n, 'k' || n, n, case when n = 4 then 'queued' else 'completed' end"
+        " from generate_series(4, 5003) n"
+    )
+    database.execute("set session_replication_role = origin")
+    page = call("GET", "/jobs", query={"state": "working", "limit": "3"}).json
+    assert [job["id"] for job in page["jobs"]] == [4, 3, 2]
+    query = {"state": "working", "limit": "3", "cursor": page["next"]}
+    page = call("GET", "/jobs", query=query).json
+    assert [job["id"] for job in page["jobs"]] == [1]
+    assert page["next"] is None
+
+
 def test_a_query_that_makes_no_sense(call: Any) -> None:
     wrong = {
         "state": ("pending", ""),
@@ -392,6 +416,16 @@ def test_the_figures(call: Any, bundle: Bundle, database: Any) -> None:
     assert [each["id"] for each in told["needs_attention"]] == [failed]
     assert (told["came_a_minute"], told["ended_a_minute"]) == (5, 2)
     assert told["oldest_waiting_seconds"] >= 0
+
+
+def test_a_job_that_needs_attention_is_not_among_those_on_their_way(
+    call: Any, bundle: Bundle, database: Any
+) -> None:
+    (late, job), (other, _) = bundle.accepted(2)
+    database.execute("update gen_job set attention = 'overdue' where job_id = %s", job)
+    told = call("GET", "/stats").json
+    assert [each["id"] for each in told["working"]] == [other]
+    assert [each["id"] for each in told["needs_attention"]] == [late]
 
 
 def test_the_document_is_the_one_in_the_repository(call: Any) -> None:

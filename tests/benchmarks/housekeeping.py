@@ -138,8 +138,9 @@ class _Keeper:
     def run(self, sql: str, parameters: dict[str, object]) -> list[dict[str, object]]:
         begun = time.monotonic()
         rows = self._store.run(sql, parameters)
-        self.seconds.append(time.monotonic() - begun)
-        self.gone.append(rows[0]["gone"])
+        if gone := rows[0]["gone"]:
+            self.seconds.append(time.monotonic() - begun)
+            self.gone.append(gone)
         return rows
 
     def go_on(self) -> None:
