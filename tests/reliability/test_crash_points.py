@@ -10,20 +10,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.reliability.crash_points import SCENARIOS, Scenario, Stage, explore
-from tests.support.container import Nursery
+from tests.reliability import stage as stages
+from tests.reliability.crash_points import explore
+from tests.reliability.scenarios import SCENARIOS
+from tests.reliability.stage import Scenario, Stage
 from tests.support.postgres import Server
 
 SEED = 2026
 # Of one scenario, so that a run of all tests stays short.
-MOST = 4
+MOST = 3
 
 
 @pytest.fixture(scope="module")
-def stage(postgres: Server, nursery: Nursery) -> Iterator[Stage]:
-    stage = Stage(postgres, nursery)
-    yield stage
-    stage.close()
+def stage(postgres: Server) -> Iterator[Stage]:
+    with stages.stage(postgres) as stage:
+        yield stage
 
 
 @pytest.mark.slow

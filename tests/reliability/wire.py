@@ -22,6 +22,8 @@ from tests.support.proxies import Proxy
 
 Side = Literal["before", "after"]
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+_EXPECT = re.compile(rb"\r\nexpect: *100-continue\r\n", re.IGNORECASE)
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # The answer is on its way back only when the server has said that it is ready again.
 _READY = re.compile(rb"Z\x00\x00\x00\x05[ITE]$")
 
@@ -122,11 +124,11 @@ class HttpWire(Proxy):
 
     def pump(self, client: socket.socket, server: socket.socket) -> None:
         while self._running:
-            request = _message(client)
+            request = _message(client, _CONTINUE)
             if not request:
                 return
             line = request.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
-            path = re.sub(r"job_[0-9a-f-]+", "<job>", line[1])
+            path = re.sub(r"job_[0-9a-f-]+", "<job>", line[1].partition("?")[0])
             chosen = self.points.reached(f"{self.name} {line[0]} {path}")
             if chosen and self.points.side == "before":
                 self.points.strike()
@@ -143,14 +145,20 @@ class HttpWire(Proxy):
                 client.sendall(answer)
 
 
-def _message(source: socket.socket) -> bytes:
-    """One whole HTTP/1.1 message with a content-length (or without a body)."""
+def _message(source: socket.socket, go_on: bytes = b"") -> bytes:
+    """One whole HTTP/1.1 message with a content-length (or without a body).
+
+    Who announces a body and waits is told to `go_on`, and the other side never hears of it.
+    """
     data = b""
     while b"\r\n\r\n" not in data:
         more = source.recv(1 << 16)
         if not more:
             return data
         data += more
+    if go_on and _EXPECT.search(data):
+        source.sendall(go_on)
+        data = _EXPECT.sub(b"\r\n", data)
     head, _, body = data.partition(b"\r\n\r\n")
     found = _LENGTH.search(head)
     left = (int(found[1]) if found else 0) - len(body)

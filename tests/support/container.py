@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +179,8 @@ class Container:
 class Nursery:
     """The interpreter that containers are forked from; one for a test session."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, clients: Sequence[str] = ()) -> None:
+        """`clients` names AWS services whose clients are made beforehand, which takes a while."""
         self._directory = directory
         self._count = 0
         self._lock = threading.Lock()
@@ -194,7 +195,7 @@ class Nursery:
         self._log = directory / "nursery.log"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.container", str(theirs.fileno())],
+                [sys.executable, "-m", "tests.support.container", str(theirs.fileno()), *clients],
                 cwd=ROOT,
                 env=environment,
                 pass_fds=[theirs.fileno()],
@@ -383,6 +384,9 @@ def main() -> None:
             except Exception:
                 # Left to the invocation, which then fails with this very error.
                 traceback.print_exc()
+    for service in sys.argv[2:]:
+        # The default session keeps what it has read of the service's description.
+        importlib.import_module("boto3").client(service)
     threads = threading.active_count()
     if threads > 1:
         print(f"importing the handlers started {threads - 1} threads", file=sys.stderr)
