@@ -311,6 +311,28 @@ def test_nothing_else_is_touched(crowd: Crowd, name: str) -> None:
     assert crowd.changed(lambda store: call(crowd, store)) == named
 
 
+# What a statement locks besides, to test its guard on the locked row.
+LOCKED = {
+    "record a job again": {"render_jobs: queued"},
+    "record a late refusal": {"render_jobs: queued"},
+    "record a second job": {"render_jobs: queued"},
+    "close a gate": {"pace_gate: reads"},
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_nobody_else_is_locked(crowd: Crowd, shared_database: Database, name: str) -> None:
+    call, expected = ASKED[name]
+    named = {text.replace("{", "{0[").replace("}", "]}").format(crowd.ids) for text in expected}
+    call(crowd, crowd.store)
+    everybody, free = set(), set()
+    for table, key in KEYS.items():
+        query = f"select '{table}: ' || {key} as name from {table}"
+        everybody |= {row["name"] for row in shared_database.query(query)}
+        free |= {row["name"] for row in shared_database.query(query + " for update skip locked")}
+    assert everybody - free <= named | LOCKED.get(name, set())
+
+
 def test_a_claimed_follow_up_and_no_other(crowd: Crowd) -> None:
     everything = [each.kind for each in follow_ups.claim(crowd.store, 60.0, 20).follow_ups]
     assert len(everything) == 6

@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -31,19 +31,33 @@ TEMPLATE = "sume_mutants_template"
 _STATEMENT = re.compile(r"\s*(select|insert|update|delete|with)\b", re.IGNORECASE)
 
 
+def _migrations(mutant: Mutant | None) -> list[str]:
+    """The texts of all migrations, one of them changed."""
+    return [
+        mutant.applied_to(each.sql)
+        if mutant and mutant.path.endswith(f"/{each.version:04d}_{each.name}.sql")
+        else each.sql
+        for each in migrations.migrations()
+    ]
+
+
+def make_template(server: Server, name: str, mutant: Mutant | None = None) -> None:
+    """A database to be copied for tests, as they make it themselves by `functions/migrate`."""
+    create_database(server, name)
+    database = Database(server, name)
+    with database.session(autocommit=True) as owner:
+        for each in _migrations(mutant):
+            owner.execute(each)
+    database.execute(HISTORY)
+    database.close()
+
+
 class Reader:
     """Tells whether PostgreSQL and Python can read a mutant at all."""
 
     def __init__(self) -> None:
         self.server = Server().start()
-        create_database(self.server, TEMPLATE)
-        self._database = Database(self.server, TEMPLATE)
-        with psycopg.connect(
-            self._database.url, autocommit=True, row_factory=psycopg.rows.dict_row
-        ) as owner:
-            migrations.migrate(owner)
-        self._database.execute(HISTORY)
-        self._database.close()
+        make_template(self.server, TEMPLATE)
         create_database(self.server, "sume_mutants_reader", TEMPLATE)
         create_database(self.server, "sume_mutants_empty")
         self._session = Database(self.server, "sume_mutants_reader").session(autocommit=True)
@@ -58,7 +72,7 @@ class Reader:
     def can_read(self, mutant: Mutant) -> bool:
         text = (ROOT / LAYER / mutant.path).read_text()
         if mutant.path.endswith(".sql"):
-            return self._can_migrate(mutant, text)
+            return self._can_migrate(mutant)
         changed = mutant.applied_to(text)
         try:
             compile(changed, mutant.path, "exec")
@@ -73,15 +87,10 @@ class Reader:
             self._is_sql(each) for each in set(statements) - self._originals[mutant.path]
         )
 
-    def _can_migrate(self, mutant: Mutant, text: str) -> bool:
+    def _can_migrate(self, mutant: Mutant) -> bool:
         try:
-            for each in migrations.migrations():
-                changed = (
-                    mutant.applied_to(text)
-                    if mutant.path.endswith(f"{each.version:04d}_{each.name}.sql")
-                    else each.sql
-                )
-                self._empty.execute(changed)  # type: ignore[call-overload]
+            for each in _migrations(mutant):
+                self._empty.execute(each)  # type: ignore[call-overload]
         except psycopg.Error:
             return False
         finally:
@@ -134,6 +143,11 @@ class Stage:
     seconds: float
     options: Sequence[str] = ()
 
+    @property
+    def is_of_the_store(self) -> bool:
+        """Whether its tests only hold the store's statements, and start no handler."""
+        return all(each.startswith("tests/database/test_") for each in self.tests)
+
 
 class Bench:
     """A copy of the repository to mutate, and the process that runs its tests."""
@@ -144,24 +158,35 @@ class Bench:
         shutil.copytree(ROOT, folder, ignore=ignored)
         self._touched = 1_000_000_000
         self._red: dict[Sequence[str], list[str]] = {}
-        environment = {
+        self._environment = {
             **os.environ,
             "TEST_DATABASE_URL": server.url(),
+            "TEST_TEMPLATE": TEMPLATE,
             "PYTHONPATH": os.pathsep.join([str(folder), str(folder / "shared")]),
             "MUTANT_OUTPUT": str(folder / "output.txt"),
         }
-        self._worker = subprocess.Popen(
-            [sys.executable, "-m", "tests.reliability.mutant_worker"],
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._workers: dict[Sequence[str], subprocess.Popen[str]] = {}
+
+    def _worker(self, stage: Stage) -> subprocess.Popen[str]:
+        """The process for a set of tests, started when it is first needed."""
+        command = ["mutant_session", *stage.tests, *stage.options]
+        if not stage.is_of_the_store:
+            command = ["mutant_worker"]
+        if tuple(command) not in self._workers:
+            self._workers[tuple(command)] = subprocess.Popen(
+                [sys.executable, "-m", f"tests.reliability.{command[0]}", *command[1:]],
+                cwd=self.folder,
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        return self._workers[tuple(command)]
 
     def close(self) -> None:
-        # Ends its loop by the end of its input.
-        self._worker.communicate(timeout=30)
+        for worker in self._workers.values():
+            # Ends its loop by the end of its input.
+            worker.communicate(timeout=30)
 
     def try_mutant(
         self, mutant: Mutant, stages: Sequence[Stage], likely: list[str]
@@ -176,7 +201,8 @@ class Bench:
             near = [name for name in likely if _is_among(name, stage.tests)]
             self._write(file, mutant.applied_to(original))
             try:
-                answer = self._run(stage, near, ["-x"], mutant.path.endswith(".sql"))
+                with self._template(mutant) as template:
+                    answer = self._run(stage, near, ["-x"], template)
             finally:
                 self._write(file, original)
             took += answer["seconds"]
@@ -184,9 +210,22 @@ class Bench:
                 return "killed", (answer["failed"] or [answer["outcome"]])[0], took
         return "survived", "", took
 
+    @contextlib.contextmanager
+    def _template(self, mutant: Mutant) -> Iterator[str]:
+        """The database that tests copy; of a changed migration one of its own."""
+        if not mutant.path.endswith(".sql"):
+            yield TEMPLATE
+            return
+        name = f"sume_mutants_{self.folder.name}"
+        make_template(self._server, name, mutant)
+        try:
+            yield name
+        finally:
+            drop_database(self._server, name)
+
     def _fail_already(self, stage: Stage) -> list[str]:
         """The tests that fail without any mutant: they cannot tell anything, and are left out."""
-        answer = self._run(stage, [], [], is_migration=False)
+        answer = self._run(stage, [], [], TEMPLATE)
         if answer["outcome"] == "hung":
             raise RuntimeError(f"{stage.tests} take longer than {stage.seconds} s")
         failed: list[str] = answer["failed"]
@@ -201,21 +240,21 @@ class Bench:
         os.utime(file, (self._touched, self._touched))
 
     def _run(
-        self, stage: Stage, likely: list[str], options: list[str], is_migration: bool
+        self, stage: Stage, likely: list[str], options: list[str], template: str
     ) -> dict[str, Any]:
-        assert self._worker.stdin is not None
-        assert self._worker.stdout is not None
+        worker = self._worker(stage)
+        assert worker.stdin is not None
+        assert worker.stdout is not None
         asked = {
             "tests": list(stage.tests),
             "likely": likely,
             "options": [*options, *stage.options],
             "left_out": self._red.get(stage.tests, []),
             "seconds": stage.seconds,
-            # A changed migration needs a database of its own making.
-            "template": "" if is_migration else TEMPLATE,
+            "template": template,
         }
-        print(json.dumps(asked), file=self._worker.stdin, flush=True)
-        line = self._worker.stdout.readline()
+        print(json.dumps(asked), file=worker.stdin, flush=True)
+        line = worker.stdout.readline()
         if not line:
             raise RuntimeError("the worker has ended; see its output above")
         answer: dict[str, Any] = json.loads(line)

@@ -26,6 +26,9 @@ LIBRARIES = (
     "hypothesis.stateful", "moto.server", "psycopg", "psycopg.types.json", "requests",
 )  # fmt: skip
 
+# By the exit code of the fork; None where it had to be stopped.
+OUTCOMES = {None: "hung", 0: "passed", 1: "failed", 2: "failed"}
+
 
 class Watch:
     """Puts the tests that noticed most so far first, and notes which one notices now."""
@@ -87,10 +90,9 @@ def trial(asked: dict[str, Any], output: Path) -> dict[str, Any]:
         os.killpg(child, signal.SIGKILL)
     if code is None:
         os.waitpid(child, 0)
-    outcomes = {None: "hung", 0: "passed", 1: "failed", 2: "failed"}
     failed = output.with_suffix(".failed")
     return {
-        "outcome": outcomes.get(code, "broken"),
+        "outcome": OUTCOMES.get(code, "broken"),
         "failed": json.loads(failed.read_text()) if code in (1, 2) else [],
         "seconds": round(time.monotonic() - started, 2),
         "pid": child,
