@@ -47,9 +47,9 @@ LOG_BYTES = 20 * 1024 * 1024
 LIMITS: Mapping[str, Function] = {
     function.name: function
     for function in (
-        Function("submit", "functions.submit.app.handler", 120, 512, 3),
+        Function("submit", "functions.submit.app.handler", 120, 256, 3),
         Function("reap", "functions.reap.app.handler", 60, 256, 1),
-        Function("poll", "functions.poll.app.handler", 60, 512, 2),
+        Function("poll", "functions.poll.app.handler", 60, 256, 2),
         Function("dispatch", "functions.dispatch.app.handler", 60, 256, 1),
         Function("webhook", "functions.webhook.app.handler", 10, 512, 4),
         Function("api", "functions.api.app.handler", 15, 512, 4),

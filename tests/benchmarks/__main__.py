@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.benchmarks import budget, cold_start, end_to_end, latency, memory, queue_core
+from tests.benchmarks import budget, cold_start, cost, end_to_end, ends, latency, memory, queue_core
 from tests.benchmarks.results import Subject, keep, show
 from tests.benchmarks.stand import FOLDER, Stand
 
@@ -22,7 +22,16 @@ from tests.benchmarks.stand import FOLDER, Stand
 def main() -> None:
     """Run the chosen subjects one after the other on one server; print and keep the figures."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    names = ("end_to_end", "queue_core", "latency", "memory", "cold_start", "budget")
+    names = (
+        "end_to_end",
+        "queue_core",
+        "latency",
+        "memory",
+        "cold_start",
+        "cost",
+        "budget",
+        "ends",
+    )
     parser.add_argument("subjects", nargs="*", choices=[[], *names], help="all of them")
     parser.add_argument("--long", action="store_true", help="budget at every latency (10 minutes)")
     parser.add_argument("--repeats", type=int, default=3)
@@ -33,7 +42,7 @@ def main() -> None:
     parser.add_argument("--disk", action="store_true", help="the server's data on disk")
     parser.add_argument("--before", type=Path, help="folder of another state of the code")
     given = parser.parse_args()
-    chosen = given.subjects or list(names)
+    chosen = given.subjects or [name for name in names if name != "ends" or given.long]
     before = given.before.resolve() if given.before else None
     # Ended from outside, it stops what it started and takes its data with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -49,6 +58,8 @@ def main() -> None:
             "latency": lambda: latency.measure(given.repeats),
             "memory": lambda: memory.measure(given.repeats),
             "cold_start": lambda: cold_start.measure(stand, given.repeats),
+            "cost": lambda: cost.measure(stand),
+            "ends": lambda: ends.measure(),
             "budget": lambda: budget.measure(stand, given.long),
         }
         path = FOLDER / time.strftime("%Y%m%d-%H%M%S.json")

@@ -60,6 +60,7 @@ psycopg.Cursor.execute = first
 _FLOOR = (
     "import {drivers}\nwith psycopg.connect(os.environ['DATABASE_URL']) as c: c.execute('select 1')"
 )
+_CLIENT = "import boto3\nboto3.client('secretsmanager', region_name='us-east-1')\n"
 _FUNCTION = """
 import json, sys
 class Context:
@@ -108,6 +109,20 @@ def measure(stand: Stand, repeats: int) -> Subject:
             note = f"zipped {archive.stat().st_size / 1e6:.1f} MB"
             subject.add(f"layer, {folder.name}: size", "MB", [size / 1e6], note)
     return subject
+
+
+def with_secrets(url: str, name: str) -> float:
+    """Seconds of the processor until a function's first statement, boto3 for a secret included."""
+    place = _Place(Path(sys.executable), PROJECT / "functions", [PROJECT / "shared"])
+    _, starts, floors, clients = interleaved(
+        4,
+        lambda: place.function(url, name),  # writes what bytecode is missing
+        lambda: place.function(url, name),
+        lambda: place.floor(url, "psycopg"),
+        lambda: _start(place, url, [], _END + _CLIENT + _FLOOR.format(drivers="psycopg")),
+    )
+    least = [min(each.processor for each in kind) for kind in (starts, clients, floors)]
+    return least[0] + least[1] - least[2]
 
 
 @dataclass(frozen=True)

@@ -129,14 +129,18 @@ class Stand:
         return self._stack.enter_context(resource)
 
     @contextlib.contextmanager
-    def fake(self, latency: str = "0", *arguments: str) -> Iterator[Fake]:
-        """A fake Sume in a process of its own; ``latency`` in seconds, or LEAST-MOST."""
+    def fake(
+        self, latency: str = "0", *arguments: str, auto_advance: bool = False
+    ) -> Iterator[Fake]:
+        """A fake Sume in a process of its own; ``latency`` in seconds, or LEAST-MOST.
+
+        Without ``auto_advance`` jobs stay queued: only the submit is measured, not its clockwork.
+        """
         log = self.logs / f"fake_{os.getpid()}_{next(self._numbers)}.log"
         command = [sys.executable, "-m", "local.fake_sume", "--port", "0", "--latency", latency]
         with log.open("wb") as output:
             process = guarded(
-                # Jobs stay queued: only the submit is measured, not the fake's clockwork.
-                [*command, "--no-auto-advance", *arguments],
+                [*command, *([] if auto_advance else ["--no-auto-advance"]), *arguments],
                 stop_signal=signal.SIGTERM,
                 grace_seconds=5.0,
                 output=output,
@@ -160,7 +164,7 @@ class Stand:
         """
         functions = [
             Function(name, f"tests.benchmarks.{name}.handler", 880, 512, processes)
-            for name in ("ours", "article", "http_alone")
+            for name in ("ours", "article", "http_alone", "metered")
         ]
         functions.append(Function("migrate", "functions.migrate.app.handler", 300, 256))
         settings = {

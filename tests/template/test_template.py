@@ -124,6 +124,18 @@ def test_every_function_states_its_time_and_memory() -> None:
         assert properties["Description"].endswith(".")
 
 
+def test_the_memory_is_the_cheapest_that_meets_the_latencies() -> None:
+    """What mostly waits has little; what somebody waits for has enough for a quick cold start.
+
+    The figures are those of `make cost`, in docs/benchmarks.md.
+    """
+    resources = source()["Resources"]
+    for name in ("submit", "poll", "reap", "dispatch"):
+        assert resources[f"{name.title()}Function"]["Properties"]["MemorySize"] == 256
+    for name in ("webhook", "api"):
+        assert resources[f"{name.title()}Function"]["Properties"]["MemorySize"] == 512
+
+
 def test_time_limits_contain_each_other_for_every_allowed_value() -> None:
     """R12: claim timeout > function timeout > HTTP timeout, with time to record what came back."""
     functions = Deployment(**BY_SECRET).functions
