@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from tests.support.postgres import Database
 
 T = TypeVar("T")
+# Rows to be inserted, by table.
+Rows = dict[str, list[dict[str, Any]]]
 
 WIDE = pace(10**6)
 RETENTION = 86400
@@ -163,3 +165,16 @@ def put(database: Database, row_id: int, **columns: Any) -> None:
         database.execute("set local session_replication_role = replica")
         for name, value in columns.items():
             database.execute(f"update render_jobs set {name} = %s where id = %s", value, row_id)
+
+
+def insert_past_triggers(database: Database, tables: Rows) -> None:
+    """Insert rows by table, past the triggers; all rows of a table have the same columns."""
+    with database.connection.transaction(), database.connection.cursor() as cursor:
+        cursor.execute("set local session_replication_role = replica")
+        for table, rows in tables.items():
+            if rows:
+                values = ", ".join(["%s"] * len(rows[0]))
+                cursor.executemany(
+                    f"insert into {table} ({', '.join(rows[0])}) values ({values})",
+                    [tuple(row.values()) for row in rows],
+                )

@@ -15,27 +15,11 @@ import pytest
 from sume_jobs.store import follow_ups, retention
 from sume_jobs.store.follow_ups import Mark
 
-from tests.database.sessions import Session
+from tests.database.sessions import Rows, Session, insert_past_triggers
 from tests.support.postgres import Database
 
 MAX_ATTEMPTS = 20
 FLAGS = (False, True)
-
-
-Rows = dict[str, list[dict[str, Any]]]
-
-
-def insert(database: Database, tables: Rows) -> None:
-    """Insert rows by table, past the triggers; all rows of a table have the same columns."""
-    with database.connection.transaction(), database.connection.cursor() as cursor:
-        cursor.execute("set local session_replication_role = replica")
-        for table, rows in tables.items():
-            if rows:
-                values = ", ".join(["%s"] * len(rows[0]))
-                cursor.executemany(
-                    f"insert into {table} ({', '.join(rows[0])}) values ({values})",
-                    [tuple(row.values()) for row in rows],
-                )
 
 
 # ------------------------------------------------------------------------- a lease
@@ -96,7 +80,7 @@ def put_waiting(database: Database, cases: list[Waiting]) -> None:
                 "dead_reason": "before" if case.state == "dead" else None,
             }
         )
-    insert(database, tables)
+    insert_past_triggers(database, tables)
 
 
 def test_every_follow_up_that_may_be_due(
@@ -183,7 +167,7 @@ def test_every_mark(database: Database, store: Any) -> None:
         )
     ]
     tokens = {number: str(uuid.uuid4()) for number in range(1, len(cases) + 1)}
-    insert(
+    insert_past_triggers(
         database,
         {
             "follow_up": [
@@ -302,7 +286,7 @@ def put_old(database: Database, cases: list[Old]) -> None:
                     "dead_reason": "why" if state == "dead" else None,
                 }
             )
-    insert(database, tables)
+    insert_past_triggers(database, tables)
 
 
 def test_every_row_that_may_be_old(database: Database, store: Any) -> None:

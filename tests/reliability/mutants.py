@@ -53,7 +53,7 @@ SETS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
          "tests/pitfalls/test_reap.py", "tests/property"),
     ),
     "store/gen_jobs.py": (
-        (*NEAR, f"{DATABASE}/test_gen_jobs.py"),
+        (*NEAR, f"{DATABASE}/test_every_job.py", f"{DATABASE}/test_gen_jobs.py"),
         (*GUARDS, DATABASE, "tests/dispatch/test_archive.py", "tests/pitfalls/test_poll.py",
          "tests/property"),
     ),
@@ -83,8 +83,8 @@ SETS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "store/migrations.py": ((f"{DATABASE}/test_migrations.py",), (DATABASE,)),
     "store/migrations/": (
-        (f"{DATABASE}/test_refusals.py", f"{DATABASE}/test_render_jobs.py",
-         f"{DATABASE}/test_gen_jobs.py", *NEAR),
+        (f"{DATABASE}/test_every_trigger.py", f"{DATABASE}/test_refusals.py",
+         f"{DATABASE}/test_render_jobs.py", *NEAR),
         (DATABASE, "tests/api/test_api.py", "tests/api/test_history.py", *GUARDS,
          "tests/pitfalls/test_submit.py"),
     ),
