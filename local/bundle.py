@@ -25,7 +25,7 @@ import requests
 from local import running
 from local.gateway import API, WEBHOOK, Gateway, Route
 from local.guard import guarded
-from local.postgres import database
+from local.postgres import EmbeddedPostgres, database
 from local.runner import PROJECT, Function, Runner
 from local.scheduler import Schedule, Scheduler
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from local.fake_sume import FakeSume
     from local.runner import Invocation
 
 FOLDER = PROJECT / ".local"
@@ -98,6 +99,13 @@ class Setup:
     fake_arguments: tuple[str, ...] = ()
     # Give every call a fresh container.
     cold: bool = False
+    # Nothing of this process's environment: a database and a Sume of its own, whatever it names.
+    private: bool = False
+    # A fake Sume in this process, which is started and stopped with the bundle, in place of one in
+    # a process of its own.
+    fake: FakeSume | None = None
+    # Where `functions` and `shared` are.
+    code_folder: Path = PROJECT
 
 
 class Fake:
@@ -148,7 +156,9 @@ class Bundle:
         self.prefix = ""
         self.fake: Fake | None = None
         self.scheduler: Scheduler | None = None
-        self.base_url = sume_address()
+        self.base_url = None if self.setup.private else sume_address()
+        # The embedded database of a private bundle.
+        self.server: EmbeddedPostgres | None = None
         self.runner: Runner
         self.gateway: Gateway
         self.state: State
@@ -203,12 +213,17 @@ class Bundle:
         self.state = State(self.folder / "state.json")
         self.logs.mkdir(exist_ok=True)
         _shorten_logs(self.logs)
-        self.database_url = self._stack.enter_context(database(self.folder / "postgres"))
+        if self.setup.private:
+            self.server = self._stack.enter_context(EmbeddedPostgres(self.folder / "postgres"))
+            self.database_url = self.server.url
+        else:
+            self.database_url = self._stack.enter_context(database(self.folder / "postgres"))
         environment = self._environment()
         self.runner = Runner(
             [self._function(function) for function in LIMITS.values()],
             log_folder=self.logs,
             environment=environment,
+            code_folder=self.setup.code_folder,
             cold=self.setup.cold,
         )
         self._stack.callback(self.runner.close)
@@ -228,7 +243,8 @@ class Bundle:
 
     def _refuse_rows_of_others(self) -> None:
         """Keep the fake away from a database whose rows wait for the real Sume."""
-        if not os.environ.get("DATABASE_URL", "").strip() or self.prefix in self.state.databases:
+        is_own = self.setup.private or not os.environ.get("DATABASE_URL", "").strip()
+        if is_own or self.prefix in self.state.databases:
             return
         with psycopg.connect(self.database_url) as connection:
             found = connection.execute(
@@ -272,13 +288,26 @@ class Bundle:
             environment["SUME_BASE_URL"] = self.base_url
             environment["SUME_API_KEY"] = os.environ["SUME_API_KEY"].strip()
         given = {name: os.environ[name] for name in SETTINGS if os.environ.get(name, "").strip()}
-        return {**environment, **self.setup.environment, **given}
+        return {**environment, **self.setup.environment, **({} if self.setup.private else given)}
 
     @property
     def _fake_log(self) -> Path:
         return self.logs / "fake_sume.log"
 
     def _start_fake(self) -> None:
+        server = self.setup.fake
+        if server is None:
+            url = self._start_fake_process()
+            # Kept, because jobs that are under way carry this address in their links.
+            self.state.keep_port("fake", int(url.rpartition(":")[2]))
+        else:
+            server.options.webhook_secret = self.state.webhook_secret
+            server.options.api_keys = [self.state.api_key]
+            url = self._stack.enter_context(server).url
+        self.fake = Fake(url)
+        self.runner.environment["SUME_BASE_URL"] = url
+
+    def _start_fake_process(self) -> str:
         log = self._fake_log
         with log.open("ab") as output:
             beginning = output.tell()
@@ -310,17 +339,12 @@ class Bundle:
                 lines.seek(beginning)
                 text = lines.read().decode(errors="replace")
             if said in text and "\n" in text.partition(said)[2]:
-                url = text.partition(said)[2].split()[0]
-                break
+                return text.partition(said)[2].split()[0]
             if self._fake_process.poll() is not None or time.monotonic() > deadline:
                 raise BundleError(
                     f"the fake Sume did not start; the end of {log}:\n{text.strip()[-2000:]}"
                 )
             time.sleep(0.02)
-        self.fake = Fake(url)
-        # Kept, because jobs that are under way carry this address in their links.
-        self.state.keep_port("fake", int(url.rpartition(":")[2]))
-        self.runner.environment["SUME_BASE_URL"] = url
 
     def _start_gateway(self) -> None:
         port = _free_port(self.state.ports.get("gateway"))

@@ -10,6 +10,7 @@ import typer
 from local.command_line import (
     audit,
     doctor,
+    drill,
     files,
     gate,
     jobs,
@@ -33,7 +34,7 @@ COMMANDS: tuple[tuple[str, tuple[Command, ...]], ...] = (
         "See",
         (overview.status, overview.watch, jobs.list_, jobs.show, why.why, files.export),
     ),
-    ("Check", (doctor.doctor, audit.audit)),
+    ("Check", (doctor.doctor, audit.audit, drill.drill)),
     ("Operate", (schema.prune, sign_event.sign_event)),
 )
 
