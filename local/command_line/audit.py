@@ -113,7 +113,7 @@ def _told(report: "Report") -> "Iterator[RenderableType]":
     for sentence in report.unseen:
         yield f"Not seen: {sentence}."
     yield (
-        "There is something to act on: DuplicateJob and Audit in docs/runbook.md."
+        "There is something to act on: Audit in docs/runbook.md says what."
         if report.must_act
         else "Nothing to act on."
     )
