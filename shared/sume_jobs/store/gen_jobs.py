@@ -119,7 +119,10 @@ def apply(database: Database, wishes: Sequence[Wish], by: str = "poll") -> list[
 
 # Poll ---------------------------------------------------------------------------------------
 
-_IS_DUE: Final = "select from gen_job where next_poll_at <= now() order by next_poll_at limit 1"
+# By the order of the index; one level down, since the order of what stands right under EXISTS is
+# thrown away.
+_IS_DUE: Final = """
+  select from (select from gen_job where next_poll_at <= now() order by next_poll_at limit 1) as one"""
 
 # The lease is the next poll time itself: an overlapping sweep does not see the job, and a sweep
 # that dies leaves it due again when the lease is over.

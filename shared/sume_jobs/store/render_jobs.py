@@ -235,6 +235,33 @@ class Recorded:
     reason: str | None
 
 
+# The common case by itself, since the whole table of cases takes twice as long: a row that waits
+# for its first job, and a job that nobody knows. Every other answer is left to RECORD.
+RECORD_NEW: Final = """
+with answer as materialized (
+  select * from unnest(%(ids)s::bigint[], %(keys)s::text[], %(job_ids)s::text[], %(request_ids)s::text[])
+         as a (row_id, key, job_id, request_id)),
+locked as materialized (
+  select id, sume_job_id, idempotency_key, cancel_requested_at
+    from render_jobs where id = any (%(ids)s::bigint[]) order by id for update),
+made as (
+  insert into gen_job (job_id, idempotency_key, render_job_id, request_id, next_poll_at,
+                       cancel_requested_at, cancel_due_at)
+  select distinct on (a.job_id) a.job_id, a.key, l.id, a.request_id,
+         now() + make_interval(secs => %(first_poll)s), l.cancel_requested_at,
+         case when l.cancel_requested_at is not null then now() end
+    from answer a
+    join locked l on l.id = a.row_id and l.idempotency_key = a.key and l.sume_job_id is null
+   order by a.job_id, a.row_id
+  on conflict do nothing
+  returning job_id, render_job_id, request_id)
+update render_jobs r
+   set status = 'submitted', sume_job_id = m.job_id, claim_token = null,
+       error_code = null, error = null, request_id = m.request_id, updated_at = now()
+  from made m
+ where r.id = any (%(ids)s::bigint[]) and r.id = m.render_job_id
+returning r.id, r.sume_job_id as job_id"""
+
 # The row is locked by its key before any guard is tested. Success needs no token: the row, its
 # key and its empty job id are the guard. Everything else needs the token of its claim.
 RECORD: Final = f"""
@@ -289,7 +316,7 @@ submitted as (
      set status = 'submitted', sume_job_id = j.job_id, claim_token = null,
          error_code = null, error = null, request_id = j.request_id, updated_at = now()
     from judged j
-   where r.id = any (array(select row_id from judged where verdict = 'known')) and r.id = j.row_id
+   where r.id = any (%(ids)s::bigint[]) and r.id = j.row_id and j.verdict = 'known'
   returning r.id),
 conflict as (
   insert into job_conflict (render_job_id, job_id, idempotency_key, reason)
@@ -325,7 +352,7 @@ refused as (
          error = coalesce(d.error, r.error), request_id = coalesce(d.request_id, r.request_id),
          updated_at = now()
     from decided d
-   where r.id = any (array(select row_id from decided)) and r.id = d.row_id
+   where r.id = any (%(ids)s::bigint[]) and r.id = d.row_id
   returning r.id, r.status, r.idempotency_key),
 lost as (select id, idempotency_key as key from refused where status = 'failed'),
 {_TELL_LOST}
@@ -348,11 +375,44 @@ def record(
     max_attempts: int,
     first_poll: float,
 ) -> list[Recorded]:
-    """Record what became of claimed rows, in one statement, safe to repeat.
+    """Record what became of claimed rows; safe to repeat.
 
+    Each row is recorded by one statement; a batch takes two where not all of it is new.
     `first_poll` is the time, in seconds, until a new job is first looked at. An accepted job is
     inserted as queued, whatever Sume says of it: its status goes through the guarded update.
     """
+    accepted = [answer for answer in answers if isinstance(answer, Accepted)]
+    new = _record_new(database, accepted, first_poll) if accepted else set()
+    rest = [answer for answer in answers if (answer.row_id, answer.job_id) not in new]
+    recorded = [Recorded(row_id, job_id, "submitted", "known") for row_id, job_id in new]
+    if rest:
+        recorded += _record_rest(database, rest, max_attempts, first_poll)
+    return recorded
+
+
+def _record_new(
+    database: Database, answers: Sequence[Accepted], first_poll: float
+) -> set[tuple[int, str | None]]:
+    """Record the new jobs among the accepted answers; gives (row id, job id) of those."""
+    rows = database.run(
+        RECORD_NEW,
+        {
+            "ids": [answer.row_id for answer in answers],
+            "keys": [answer.key for answer in answers],
+            "job_ids": [answer.job_id for answer in answers],
+            "request_ids": [answer.request_id for answer in answers],
+            "first_poll": first_poll,
+        },
+    )
+    return {(row["id"], row["job_id"]) for row in rows}
+
+
+def _record_rest(
+    database: Database,
+    answers: Sequence[Accepted | Refused],
+    max_attempts: int,
+    first_poll: float,
+) -> list[Recorded]:
     rows = database.run(
         RECORD,
         {
