@@ -12,7 +12,11 @@ from sume_jobs.store import render_jobs
 
 from functions.submit import app
 
-KINDS = {render_jobs.CLAIM: "claim", render_jobs.RECORD: "record"}
+KINDS = {
+    render_jobs.CLAIM: "claim",
+    render_jobs.RECORD_NEW: "record",
+    render_jobs.RECORD: "record",
+}
 
 statements: Counter[str] = Counter()
 seconds: Counter[str] = Counter()
