@@ -39,6 +39,10 @@ class Received:
     contradicts: bool = False
 
 
+_STORE: Final = """
+  insert into webhook_event (event_id, job_id, event_type, job_status, error_code, error, request_id,
+                             body, header_event_id, outcome, applied_at)"""
+
 # Stored and applied in one statement: a crash cannot come between. The job's row is locked
 # before the event is stored, so that two deliveries of one event meet there.
 RECEIVE: Final = f"""
@@ -46,33 +50,42 @@ with wish as materialized (
   select %(job_id)s::text as job_id, %(status)s::text as status, %(error_code)s::text as error_code,
          %(error)s::jsonb as error, %(request_id)s::text as request_id, 'webhook' as by),
 {JUDGE},
-stored as (
-  insert into webhook_event (event_id, job_id, event_type, job_status, error_code, error, request_id,
-                             body, header_event_id, outcome, applied_at)
+stored as ({_STORE}
   select %(event_id)s, job_id, %(event_type)s, status, error_code, error, request_id,
          %(body)s, %(header_event_id)s,
-         case when job_id is null or status is null then 'ignored'
-              when win is null then 'held' when win then 'applied' else 'noop' end,
+         case when win is null then 'held' when win then 'applied' else 'noop' end,
          case when win then now() end
     from judged
   on conflict (event_id) do nothing
   returning outcome),
 winner as materialized (
   select judged.* from judged, stored where stored.outcome = 'applied'),
-{MOVE},
-reread as (
-  update gen_job g set next_poll_at = least(g.next_poll_at, now())
-    from stored, locked
-   where stored.outcome = 'ignored' and g.job_id = locked.job_id and g.next_poll_at is not null)
+{MOVE}
 select coalesce((select outcome from stored), 'duplicate') as outcome,
        coalesce((select contradicts from judged), false)
          and exists (select from stored) as contradicts"""
+
+# An event that decides nothing: it only makes its job due, if it names one.
+RECEIVE_UNDECIDED: Final = f"""
+with locked as materialized (
+  select job_id from gen_job where job_id = %(job_id)s::text for update),
+stored as ({_STORE}
+  select %(event_id)s, %(job_id)s::text, %(event_type)s, %(status)s::text, %(error_code)s,
+         %(error)s::jsonb, %(request_id)s, %(body)s, %(header_event_id)s, 'ignored', null::timestamptz
+    from (select count(*) from locked) as first
+  on conflict (event_id) do nothing
+  returning outcome),
+reread as (
+  update gen_job g set next_poll_at = least(g.next_poll_at, now())
+    from stored, locked
+   where g.job_id = locked.job_id and g.next_poll_at is not null)
+select coalesce((select outcome from stored), 'duplicate') as outcome, false as contradicts"""
 
 
 def receive(database: Database, event: Event) -> Received:
     """Store an event once and apply it; safe to repeat. An undecidable one makes its job due."""
     rows = database.run(
-        RECEIVE,
+        RECEIVE if event.job_id and event.status else RECEIVE_UNDECIDED,
         {
             "event_id": event.event_id,
             "job_id": event.job_id,
