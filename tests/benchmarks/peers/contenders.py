@@ -53,7 +53,7 @@ CONTENDERS = (
     _python("PgQueuer", "pgqueuer_worker.py", "default", ROWS, "batches of 10"),
     _python("PgQueuer", "pgqueuer_worker.py", "tuned", ROWS, "batches of 500, uvloop"),
     _python("DBOS", "dbos_worker.py", "default", 2_000, "looks every second"),
-    _python("DBOS", "dbos_worker.py", "tuned", 2_000, "looks every 0.1 s, 500 at a time"),
+    _python("DBOS", "dbos_worker.py", "tuned", 2_000, "asynchronous, looks every 0.1 s"),
     Contender(
         "pg-boss", "default", FEW_ROWS, "fetch, complete", NODE / "pgboss_worker.mjs", False
     ),
