@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,15 +150,22 @@ class Stage:
         return all(each.startswith("tests/database/test_") for each in self.tests)
 
 
+class Red:
+    """The tests of each set that fail without any mutant, found once for all processes."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.tests: dict[Sequence[str], list[str]] = {}
+
+
 class Bench:
     """A copy of the repository to mutate, and the process that runs its tests."""
 
-    def __init__(self, folder: Path, server: Server) -> None:
-        self.folder, self._server = folder, server
+    def __init__(self, folder: Path, server: Server, red: Red) -> None:
+        self.folder, self._server, self._red = folder, server, red
         ignored = shutil.ignore_patterns(".git", ".venv*", ".aws-sam", ".local", "__pycache__")
         shutil.copytree(ROOT, folder, ignore=ignored)
         self._touched = 1_000_000_000
-        self._red: dict[Sequence[str], list[str]] = {}
         self._environment = {
             **os.environ,
             "TEST_DATABASE_URL": server.url(),
@@ -196,8 +204,9 @@ class Bench:
         original = file.read_text()
         took = 0.0
         for stage in stages:
-            if stage.tests not in self._red:
-                self._red[stage.tests] = self._fail_already(stage)
+            with self._red.lock:
+                if stage.tests not in self._red.tests:
+                    self._red.tests[stage.tests] = self._fail_already(stage)
             near = [name for name in likely if _is_among(name, stage.tests)]
             self._write(file, mutant.applied_to(original))
             try:
@@ -249,7 +258,7 @@ class Bench:
             "tests": list(stage.tests),
             "likely": likely,
             "options": [*options, *stage.options],
-            "left_out": self._red.get(stage.tests, []),
+            "left_out": self._red.tests.get(stage.tests, []),
             "seconds": stage.seconds,
             "template": template,
         }

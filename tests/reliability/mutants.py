@@ -32,7 +32,7 @@ from typing import Any
 
 from tests.reliability.mutant_equivalents import EQUIVALENT
 from tests.reliability.mutant_sources import Mutant, mutants_of
-from tests.reliability.mutant_trials import LAYER, ROOT, Bench, Reader, Stage
+from tests.reliability.mutant_trials import LAYER, ROOT, Bench, Reader, Red, Stage
 
 RESULTS = ROOT / ".local" / "mutants.jsonl"
 
@@ -58,7 +58,7 @@ SETS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
          "tests/property"),
     ),
     "store/webhook_events.py": (
-        (f"{DATABASE}/test_webhook_events.py", *NEAR),
+        (f"{DATABASE}/test_every_event.py", f"{DATABASE}/test_webhook_events.py", *NEAR),
         (*GUARDS, DATABASE, "tests/pitfalls/test_webhook.py", "tests/property"),
     ),
     "store/pace.py": (
@@ -249,7 +249,7 @@ def report(mutants: Iterable[Mutant], results: Results) -> int:
 def main(arguments: list[str] | None = None) -> int:
     """Command line; 1 where a mutant survives that is not known to be equivalent."""
     parser = argparse.ArgumentParser(prog="python -m tests.reliability.mutants")
-    parser.add_argument("--only", default="", help="part of a module's path")
+    parser.add_argument("--only", nargs="*", default=[""], help="parts of modules' paths")
     parser.add_argument("--match", default="", help="part of a mutant's description")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--report", action="store_true")
@@ -263,7 +263,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin none after that")
     given = parser.parse_args(arguments)
     results = Results(given.results)
-    mutants = [each for each in all_mutants(given.only) if given.match in each.change]
+    mutants = [
+        each for part in given.only for each in all_mutants(part) if given.match in each.change
+    ]
     reader = Reader()
     try:
         mutants = [each for each in mutants if reader.can_read(each)]
@@ -317,7 +319,8 @@ def _try_all(
 
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
-        benches = [Bench(Path(folder) / str(n), reader.server) for n in range(given.processes)]
+        red = Red()
+        benches = [Bench(Path(folder) / f"{n}", reader.server, red) for n in range(given.processes)]
         threads = [threading.Thread(target=work, args=(bench,)) for bench in benches]
         for thread in threads:
             thread.start()

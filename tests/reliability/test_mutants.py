@@ -9,12 +9,12 @@ import pytest
 
 from tests.reliability.mutant_equivalents import EQUIVALENT
 from tests.reliability.mutant_sources import mutants_of
-from tests.reliability.mutant_trials import Bench, Stage
+from tests.reliability.mutant_trials import Bench, Red, Stage
 from tests.reliability.mutants import all_mutants, equivalence, sets_of
 from tests.support.postgres import Server
 
 # How many are drawn for a run of the tests, of those that need no database.
-DRAWN = 4
+DRAWN = 3
 
 
 def changes(path: str, text: str) -> set[str]:
@@ -115,7 +115,7 @@ def test_a_drawn_share_is_noticed(postgres: Server, tmp_path: Path) -> None:
         for mutant in all_mutants(path)
         if equivalence(mutant) is None
     ]
-    bench = Bench(tmp_path / "copy", postgres)
+    bench = Bench(tmp_path / "copy", postgres, Red())
     try:
         for mutant in random.Random(1).sample(pure, DRAWN):
             sets = sets_of(mutant.path)
