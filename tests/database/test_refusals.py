@@ -36,6 +36,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"idempotency_key": "\u00e9"}, "cannot be sent as a header", "printable ASCII"),
     ({"idempotency_key": "k" * 256}, "cannot be sent as a header", "1 to 255"),
     ({"status": "submitted"}, "needs its sume_job_id", "without a status"),
+    ({"sume_job_id": "job_1"}, "a pending row cannot have a sume_job_id", "raise its generation"),
     ({"status": "done"}, "render_jobs_status", ""),
 ]
 

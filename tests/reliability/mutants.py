@@ -83,8 +83,7 @@ SETS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "store/migrations.py": ((f"{DATABASE}/test_migrations.py",), (DATABASE,)),
     "store/migrations/": (
-        (f"{DATABASE}/test_every_trigger.py", f"{DATABASE}/test_refusals.py",
-         f"{DATABASE}/test_render_jobs.py", *NEAR),
+        (f"{DATABASE}/test_every_trigger.py", f"{DATABASE}/test_refusals.py"),
         (DATABASE, "tests/api/test_api.py", "tests/api/test_history.py", *GUARDS,
          "tests/pitfalls/test_submit.py"),
     ),
