@@ -21,8 +21,10 @@ import psycopg
 from rich.console import Console
 from sume_jobs.store import render_jobs
 
+from tests.benchmarks import life
 from tests.benchmarks.large import (
     FOLDER,
+    SETTINGS,
     Cost,
     Large,
     LargeServer,
@@ -44,27 +46,28 @@ IDLE_CLAIMS = 200
 def main() -> None:
     """Run the chosen subjects; print and keep the figures."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.flat", description=__doc__)
+    names = ("turns", "idle", "pinned", "life")
+    parser.add_argument("subjects", nargs="*", choices=[[], *names], help="all of them")
     parser.add_argument("--disk", action="store_true", help="the server's data on disk")
     parser.add_argument("--finished", type=int, nargs="*", default=[0, 500_000, 5_000_000])
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--without-pinned", action="store_true", help="spares 100 seconds")
+    parser.add_argument("--shared-buffers", default=SETTINGS["shared_buffers"])
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     console = Console(width=None if Console().is_terminal else 160)
-    with LargeServer(on_disk=given.disk) as server:
+    with LargeServer(on_disk=given.disk, shared_buffers=given.shared_buffers) as server:
         console.print(f"{server.describe()}; {given.repeats} repeats\n", highlight=False)
         path = FOLDER / time.strftime("flat-%Y%m%d-%H%M%S.json")
         subjects: dict[str, Subject] = {}
-        databases = _databases(server, given.finished)
+        databases = {} if given.subjects == ["life"] else _databases(server, given.finished)
         measures: dict[str, Callable[[], Subject]] = {
             "turns": lambda: _turns(databases, given.repeats),
             "idle": lambda: _idle(databases),
             "pinned": lambda: _pinned(server, databases),
+            "life": lambda: life.measure(server.database("life"), given.repeats),
         }
-        if given.without_pinned:
-            del measures["pinned"]
-        for name, measure in measures.items():
-            subjects[name] = measure()
+        for name in given.subjects or measures:
+            subjects[name] = measures[name]()
             show(console, subjects[name])
             keep(path, server.describe(), shlex.join(sys.argv), subjects)
     console.print(f"kept in {path.relative_to(Path.cwd())}")

@@ -46,7 +46,8 @@ _numbers = itertools.count(1)
 class LargeServer:
     """A server of its own, on a file system in memory or on disk. A context manager."""
 
-    def __init__(self, *, on_disk: bool) -> None:
+    def __init__(self, *, on_disk: bool, **settings: str) -> None:
+        self._settings = SETTINGS | settings
         self.on_disk = on_disk or not MEMORY.is_dir()
         self._stack = contextlib.ExitStack()
         self._postgres: EmbeddedPostgres
@@ -57,7 +58,7 @@ class LargeServer:
             tempfile.mkdtemp(prefix="sume-large-", dir=FOLDER if self.on_disk else MEMORY)
         )
         self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        settings = SETTINGS if self.on_disk else {**SETTINGS, **MEMORY_SETTINGS}
+        settings = self._settings | ({} if self.on_disk else MEMORY_SETTINGS)
         try:
             self._postgres = self._stack.enter_context(EmbeddedPostgres(folder, settings))
         except BaseException:
@@ -73,7 +74,8 @@ class LargeServer:
         with psycopg.connect(self._postgres.superuser_url) as connection:
             version = connection.info.parameter_status("server_version")
         where = "disk" if self.on_disk else "memory, commit_delay 1 ms"
-        return f"PostgreSQL {version}, fsync on, data on {where}"
+        buffers = self._settings["shared_buffers"]
+        return f"PostgreSQL {version}, fsync on, shared_buffers {buffers}, data on {where}"
 
     def database(
         self, name: str, *, finished: int = 0, newest: str = "1 hour", padding: int = 0
