@@ -28,8 +28,8 @@ from tests.support.postgres import Database, Server, create_database, drop_datab
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 VIEWS = {
-    "light": {"color_scheme": "light", "viewport": {"width": 1280, "height": 800}},
-    "dark": {"color_scheme": "dark", "viewport": {"width": 1280, "height": 800}},
+    "light": {"color_scheme": "light", "viewport": {"width": 1120, "height": 680}},
+    "dark": {"color_scheme": "dark", "viewport": {"width": 1120, "height": 680}},
     "phone": {
         "color_scheme": "light",
         "viewport": {"width": 390, "height": 844},
