@@ -107,8 +107,8 @@ bench-long: setup-dev bench-peers ## Measure what takes long: every budget and l
 	@$(VENV)/bin/python -m tests.benchmarks --disk queue_core
 
 bench-flat: setup-dev ## Measure beside millions of rows, backlogs and retention: 30 minutes, 12 GB of memory
-	@$(VENV)/bin/python -m tests.benchmarks.flat $(ARGS)
-	@$(VENV)/bin/python -m tests.benchmarks.housekeeping $(ARGS)
+	@$(VENV)/bin/python -m tests.benchmarks.flat
+	@$(VENV)/bin/python -m tests.benchmarks.housekeeping
 
 bench-compare: setup-dev ## Compare two kept runs (A=.local/bench/….json B=….json)
 	@$(VENV)/bin/python -m tests.benchmarks.compare $(A) $(B)
