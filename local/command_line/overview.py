@@ -137,6 +137,9 @@ def paragraphs(found: dict[str, Any]) -> list["RenderableType"]:
                 ),
             )
         )
+        parts.append(
+            "More of one: ./sume-jobs why ID. Once more, billed anew: ./sume-jobs retry ID."
+        )
     return parts
 
 

@@ -170,7 +170,7 @@ def next_step(row: Mapping[str, Any], writes: Mapping[str, Any], now: datetime) 
     """What happens next, by itself or not. `writes` is its gate as in /stats."""
     advice = row["advice"]
     if advice is not None:
-        return f"{advice['reason']} {advice['action']}"
+        return f"{advice['reason']} {advice['action']}{_command(row)}"
     if row["submission_status"] == "pending":
         return _waits(row, writes, now)
     if row["submission_status"] == "submitting":
@@ -192,6 +192,20 @@ def next_step(row: Mapping[str, Any], writes: Mapping[str, Any], now: datetime) 
             f"Nothing: it is done. (Its follow-up {waiting[0]} waits for dispatch to hand it on.)"
         )
     return "Nothing: it is done."
+
+
+def _command(row: Mapping[str, Any]) -> str:
+    """The command that does what is advised, where there is one."""
+    if row["job_status"] in ("queued", "processing"):
+        return f" To cancel: ./sume-jobs cancel {row['id']}"
+    if row["submission_error_code"] == "attempts_exhausted" and row["sume_may_have_the_job"]:
+        return f" To send it again: ./sume-jobs retry {row['id']} --same-key"
+    if row["submission_status"] in ("failed", "canceled") or row["job_status"] in (
+        "failed",
+        "canceled",
+    ):
+        return f" To make it once more: ./sume-jobs retry {row['id']}"
+    return ""
 
 
 def _waits(row: Mapping[str, Any], writes: Mapping[str, Any], now: datetime) -> str:

@@ -12,6 +12,7 @@ from local.command_line import story
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 OPEN = {"state": "open", "reason": None, "advice": None}
+ADVICE = {"reason": "It broke.", "action": "Mend it."}
 STATUSES = ("pending", "submitting", "submitted", "failed", "canceled")
 
 
@@ -29,6 +30,7 @@ def a_row(**changes: Any) -> dict[str, Any]:
         "submission_request_id": None, "request_id": None, "cancel_requested_at": None,
         "unknown_since": None, "run_after": at(0), "claimed_at": None, "next_poll_at": None,
         "result": None, "attempts": 0, "sends": 0, "reaps": 0, "advice": None,
+        "sume_may_have_the_job": False,
         "history": [], "jobs": [], "webhook_events": [], "follow_ups": [], "conflicts": [],
     }  # fmt: skip
     return {**row, **changes}
@@ -166,7 +168,27 @@ def test_only_the_last_end_carries_the_error_of_the_row() -> None:
             "reads its result at 2026-01-01 00:07:00Z",
         ),
         ({"submission_status": "submitted", "job_status": "completed", "result": {}}, "Nothing"),
-        ({"advice": {"reason": "It broke.", "action": "Mend it."}}, "It broke. Mend it."),
+        (
+            {"advice": ADVICE, "submission_status": "failed"},
+            "It broke. Mend it. To make it once more: ./sume-jobs retry 1",
+        ),
+        (
+            {
+                "advice": ADVICE,
+                "submission_status": "failed",
+                "submission_error_code": "attempts_exhausted",
+                "sume_may_have_the_job": True,
+            },
+            "./sume-jobs retry 1 --same-key",
+        ),
+        (
+            {"advice": ADVICE, "submission_status": "submitted", "job_status": "queued"},
+            "./sume-jobs cancel 1",
+        ),
+        (
+            {"advice": ADVICE, "submission_status": "submitted", "job_status": "completed"},
+            "It broke. Mend it.",
+        ),
     ],
 )
 def test_what_happens_next(changes: dict[str, Any], expected: str) -> None:

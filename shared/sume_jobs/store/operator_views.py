@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["id", "reference", "job", "conflict"]
 
-PAGE: Final = 500
+PAGE: Final = 1000
 
 RESOLVE: Final = """
 select wanted.n, found.kind, found.id
