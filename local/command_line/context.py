@@ -82,10 +82,8 @@ class Session:
         database = self.runtime.database
         standing = migrations.standing(database)
         if standing.missing:
-            at = f"is at migration {standing.applied}" if standing.applied else "has no schema yet"
-            raise CommandError(
-                f"The database {at}, this program needs {standing.newest}: {MIGRATE}."
-            )
+            at = f"lacks {', '.join(standing.missing)}" if standing.applied else "has no schema yet"
+            raise CommandError(f"The database {at}: {MIGRATE}.")
         if standing.applied > standing.newest:
             self.output.warn(
                 f"The database is at migration {standing.applied}, newer than this program "

@@ -50,7 +50,8 @@ def test_a_database_without_the_schema_is_told(run_anywhere: Run, empty_database
 @pytest.mark.parametrize(
     ("change", "status", "said"),
     [
-        ("delete from sume_jobs_migration where version > 2", 1, "is at migration 2, this program"),
+        # Also one that is not the newest.
+        ("delete from sume_jobs_migration where version = 3", 1, "lacks 0003_history: run `./sume"),
         (
             "insert into sume_jobs_migration (version, name, sha256) values (9999, 'new', '')",
             0,

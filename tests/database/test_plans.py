@@ -20,6 +20,7 @@ from sume_jobs.store import (
     gen_jobs,
     job_views,
     levels,
+    operator_views,
     render_jobs,
     retention,
     webhook_events,
@@ -152,6 +153,22 @@ CALLS: dict[str, tuple[Callable[[Any, str], object], int]] = {
     "board, newest moving": (lambda s, t: job_views.newest_moving(s, 8), 8),
     "board, newest done": (lambda s, t: job_views.newest_done(s, 8), 8),
     "board, newest in need": (lambda s, t: job_views.newest_in_need(s, 8), 8),
+    "resolve": (lambda s, t: operator_views.resolve(s, ["7", "order-7", "job_7", "none"]), 4),
+    "standing": (lambda s, t: operator_views.standing(s, [7, 8, 500_000]), 3),
+    "a page of an export": (
+        lambda s, t: next(operator_views.export(s, HISTORY // 2, None, prompts=True)),
+        operator_views.PAGE,
+    ),
+    "a page of an export of a state": (
+        lambda s, t: next(operator_views.export(s, 0, "working", prompts=False)),
+        operator_views.PAGE,
+    ),
+    "awaits results": (lambda s, t: operator_views.awaits_results(s), 0),
+    "start a generation": (lambda s, t: render_jobs.start_generation(s, 7, 1), 2),
+    "send again": (lambda s, t: render_jobs.send_again(s, 7), 0),
+    "debts": (lambda s, t: gate.debts(s), 0),
+    "open a gate": (lambda s, t: gate.open_now(s, ["writes"]), 1),
+    "count what may go, nothing old": (lambda s, t: retention.count(s, 3000, 86400), 0),
 }
 
 

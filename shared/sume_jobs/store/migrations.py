@@ -58,24 +58,25 @@ def migrations() -> list[Migration]:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The newest migration that a database has (0: none), and the newest that this code has."""
+    """The newest migration that a database has (0: none), the newest that this code has, and
+    those of the code that the database lacks (of two branches one may bring a lower number)."""
 
     applied: int
     newest: int
-
-    @property
-    def missing(self) -> bool:
-        """Whether the database is behind the code."""
-        return self.applied < self.newest
+    missing: tuple[str, ...]
 
 
 def standing(database: Database) -> Standing:
     """Tell how far a database is."""
-    newest = migrations()[-1].version
-    if not database.run("select to_regclass('sume_jobs_migration') as ledger")[0]["ledger"]:
-        return Standing(0, newest)
-    row = database.run("select max(version) as applied from sume_jobs_migration")[0]
-    return Standing(row["applied"] or 0, newest)
+    known, recorded = migrations(), set[int]()
+    if database.run("select to_regclass('sume_jobs_migration') as ledger")[0]["ledger"]:
+        rows = database.run("select version from sume_jobs_migration")
+        recorded = {row["version"] for row in rows}
+    return Standing(
+        max(recorded, default=0),
+        known[-1].version,
+        tuple(f"{each.version:04d}_{each.name}" for each in known if each.version not in recorded),
+    )
 
 
 def migrate(connection: psycopg.Connection[Any]) -> list[str]:
