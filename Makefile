@@ -94,7 +94,7 @@ $(PEERS_VENV)/.peers: requirements/peers.txt
 	@touch $@
 
 .PHONY: bench bench-flat bench-long bench-peers bench-compare bench-docs cost
-bench-peers: # The other queues, and what draws the plots
+bench-peers: ## Install the other queues, and what draws the plots
 	-@$(MAKE) $(PEERS_VENV)/.peers
 	-@if command -v npm >/dev/null; then cd $(NODE_PEERS) && npm ci --no-audit --no-fund --silent; \
 	  else echo "No npm here: the peers in Node are left out"; fi
