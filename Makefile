@@ -103,7 +103,7 @@ bench: setup-dev bench-peers ## Measure beside other queues, at most 12 minutes 
 	@$(VENV)/bin/python -m tests.benchmarks $(ARGS)
 
 bench-long: setup-dev bench-peers ## Measure what takes long: every budget and latency, and the disk
-	@$(VENV)/bin/python -m tests.benchmarks --long budget
+	@$(VENV)/bin/python -m tests.benchmarks --long budget ends
 	@$(VENV)/bin/python -m tests.benchmarks --disk queue_core
 
 bench-flat: setup-dev ## Measure beside millions of rows, backlogs and retention: 30 minutes, 12 GB of memory

@@ -67,8 +67,10 @@ def main() -> None:
         subjects: dict[str, Subject] = {}
         for name in names:
             if name in chosen:
+                begun = time.monotonic()
                 subjects[name] = measures[name]()
                 show(console, subjects[name])
+                console.print(f"{name} took {time.monotonic() - begun:.0f} s\n", highlight=False)
                 keep(path, server, command, subjects)
     console.print(f"kept in {path.relative_to(Path.cwd())}")
 

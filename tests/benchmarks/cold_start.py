@@ -28,6 +28,7 @@ from tests.benchmarks.results import Subject, interleaved, ratios
 from tests.benchmarks.stand import Stand
 
 RATIO = 1.2
+BYTECODE = {"compiled": "with bytecode", "plain": "without bytecode"}
 SECRET = "a secret of the benchmark"
 DRIVERS = {
     "submit": "psycopg, requests",
@@ -107,7 +108,7 @@ def measure(stand: Stand, repeats: int) -> Subject:
             size = sum(path.stat().st_size for path in layer.rglob("*") if path.is_file())
             archive = Path(shutil.make_archive(str(Path(scratch, "layer")), "zip", layer))
             note = f"zipped {archive.stat().st_size / 1e6:.1f} MB"
-            subject.add(f"layer, {folder.name}: size", "MB", [size / 1e6], note)
+            subject.add(f"layer, {BYTECODE[folder.name]}", "MB", [size / 1e6], note)
     return subject
 
 
@@ -184,7 +185,7 @@ def _bytecode(subject: Subject, url: str, places: list[_Place], repeats: int) ->
     pairs = [(name, place) for name in names for place in places]
     measures = [partial(place.function, url, name) for name, place in pairs]
     for (name, place), starts in zip(pairs, interleaved(2 * repeats, *measures), strict=True):
-        label = f"{name}, {place.functions.name}"
+        label = f"{name}, {BYTECODE[place.functions.name]}"
         subject.add(label, "ms", [1000 * each.wall for each in starts])
 
 

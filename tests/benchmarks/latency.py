@@ -15,7 +15,7 @@ from tests.benchmarks.stand import FOLDER
 
 INSERTS = 100
 BUDGET = 600
-P95_SECONDS = 2.0
+P50_SECONDS, P95_SECONDS = 0.3, 1.0
 PATIENCE_SECONDS = 30.0
 
 # Both instants are the database's: the row's insert, and the commit that recorded its job.
@@ -29,7 +29,7 @@ def measure(repeats: int, inserts: int = INSERTS) -> Subject:
     subject = Subject(f"Insert to accepted, {inserts} single inserts, bundle on disk")
     waits = [_run(inserts, seed) for seed in range(repeats)]
     note = f"API 200 ms of it; {BUDGET} writes a minute, an insert every 150 to 350 ms"
-    subject.add("p50", "s", [statistics.median(each) for each in waits], note)
+    subject.add("p50", "s", [statistics.median(each) for each in waits], note, ("<=", P50_SECONDS))
     p95 = [statistics.quantiles(each, n=20)[-1] for each in waits]
     subject.add("p95", "s", p95, note, ("<=", P95_SECONDS))
     subject.add("longest", "s", [max(each) for each in waits], "a cold start is in it")

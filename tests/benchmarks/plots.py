@@ -63,7 +63,9 @@ def budget(figures: Figures, path: Path) -> None:
     picture, axis = plt.subplots(figsize=(8, 0.32 * len(shares) + 1.6))
     names = [each["name"].removesuffix(": least of a full minute") for each in shares]
     values = [100 * each["median"] for each in shares]
-    axis.barh(names[::-1], values[::-1], color=OURS, height=0.6)
+    axis.scatter(values[::-1], names[::-1], color=OURS, s=42, zorder=3)
+    for name, value in zip(names, values, strict=True):
+        axis.annotate(f"{value:.1f}", (value, name), xytext=(9, -3), textcoords="offset points")
     axis.axvline(97, color=FLOOR, linewidth=1.2)
     axis.set_xlim(90, 100.5)
     axis.set_xlabel("% of the budget in the least full minute (yellow: aim, 97 %)")
