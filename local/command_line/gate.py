@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from local.command_line.context import Session
-from local.command_line.errors import USAGE, CommandError
+from local.command_line.errors import ACT, OK, USAGE, CommandError
 from local.command_line.output import table
-from local.command_line.overview import GATES, gate_words
+from local.command_line.overview import GATES, gate_words, waits_for_a_person
 
 UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
@@ -32,15 +32,27 @@ def show(session: Session) -> None:
     session.output.result({"gates": gates}, table("gate", "is", "why, and what to do", rows=rows))
 
 
-def open_(session: Session, which: WhichGate = Which.BOTH) -> None:
-    """Try again at once: the next row goes alone, and what Sume answers opens the gate or not."""
+def open_(
+    session: Session,
+    which: WhichGate = Which.BOTH,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> int:
+    """Try again at once: the next row goes alone, and what Sume answers opens the gate or not.
+
+    It asks first where a gate does not open by itself, because a person must look at its reason.
+    """
     from sume_jobs.store import pace
 
-    before = {gate["name"]: gate for gate in _gates(session)}
+    gates = [gate for gate in _gates(session) if gate["name"] in _names(which)]
+    for gate in gates:
+        if gate["state"] != "open":
+            session.output.warn(f"The gate of {gate['name']} was closed. {gate_words(gate)}")
+    stopped = [gate["name"] for gate in gates if waits_for_a_person(gate)]
+    question = f"Was that looked at, and shall the gate of {' and '.join(stopped)} open?"
+    if stopped and not session.output.confirm(question, yes=yes):
+        session.output.say("Nothing was done.")
+        return ACT
     opened = pace.open_now(session.database, _names(which))
-    for name in opened:
-        if before[name]["state"] != "open":
-            session.output.warn(f"The gate of {name} was closed. {gate_words(before[name])}")
     text = (
         f"Half open: {' and '.join(opened)}. The next row is tried alone; the gate opens if Sume "
         "accepts it, and closes again if nothing was mended."
@@ -48,6 +60,7 @@ def open_(session: Session, which: WhichGate = Which.BOTH) -> None:
         else "Nothing to do: it is open."
     )
     session.output.result({"half_open": opened, "gates": _gates(session)}, text)
+    return OK
 
 
 def close(

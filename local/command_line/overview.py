@@ -143,14 +143,21 @@ def paragraphs(found: dict[str, Any]) -> list["RenderableType"]:
     return parts
 
 
+def waits_for_a_person(gate: dict[str, Any]) -> bool:
+    """Whether a gate stays closed until somebody opens it."""
+    return gate["state"] == "closed" and gate["opens_in_seconds"] is None
+
+
 def gate_words(gate: dict[str, Any]) -> str:
     """Why a gate is not open, and what to do; empty where it is open."""
     if gate["state"] == "open":
         return ""
     parts = [f"{gate['reason']}: {gate['advice']}"]
+    if gate.get("detail"):
+        parts.append(f"Seen: {gate['detail']}.")
     if gate["state"] == "half_open":
         parts.append("One row at a time is tried now.")
-    elif gate["opens_in_seconds"] is None:
+    elif waits_for_a_person(gate):
         parts.append("It stays closed until `./sume-jobs gate open`.")
     else:
         parts.append(f"Next try in {duration(gate['opens_in_seconds'])}.")

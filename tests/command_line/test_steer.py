@@ -187,16 +187,30 @@ def test_a_closed_gate_sends_nothing_and_an_opened_one_probes(run: Run, bundle: 
 
 
 def test_opening_a_gate_that_sume_closed_says_what_to_mend(run: Run, database: Database) -> None:
-    for until in ("now() + interval '15 minutes'", "'infinity'"):
-        database.execute(
-            f"update pace_gate set closed_until = {until}, reason = 'insufficient_credits'"
-        )
-        ran = run("gate", "open", "writes")
-        assert "insufficient_credits" in ran.said
-        assert "Add credits" in ran.said
-        assert "Half open: writes." in ran.output
-        assert gates(database)["reads"][0]
-        assert not gates(database)["writes"][0]
+    database.execute(
+        "update pace_gate set closed_until = now() + interval '15 minutes',"
+        " reason = 'insufficient_credits'"
+    )
+    ran = run("gate", "open", "writes")
+    assert "insufficient_credits" in ran.said
+    assert "Add credits" in ran.said
+    assert "Half open: writes." in ran.output
+    assert gates(database)["reads"][0]
+    assert not gates(database)["writes"][0]
+
+
+def test_a_gate_that_waits_for_a_person_opens_only_with_a_yes(run: Run, database: Database) -> None:
+    database.execute(
+        "update pace_gate set closed_until = 'infinity', reason = 'second_job_for_row'"
+        " where name = 'writes'"
+    )
+    asked = run("gate", "open", "--json")
+    assert asked.status == 2
+    assert "second_job_for_row" in asked.said
+    assert "add --yes" in asked.said
+    assert gates(database)["writes"][0]
+    assert run("gate", "open", "--yes", "--json").document["half_open"] == ["writes"]
+    assert not gates(database)["writes"][0]
 
 
 def test_an_open_gate_is_left_alone(run: Run, database: Database) -> None:
