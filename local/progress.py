@@ -167,6 +167,8 @@ def line(now: Standing) -> str:
 
 
 def _gate_text(gate: Gate) -> str:
+    if gate.seconds == float("inf"):
+        return f"{gate.name} gate closed until a person opens it ({gate.reason})"
     if gate.seconds <= 0:
         return f"{gate.name} gate half open ({gate.reason})"
     return f"{gate.name} gate closed for {gate.seconds:.0f} s ({gate.reason})"

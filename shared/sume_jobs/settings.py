@@ -52,6 +52,8 @@ class Settings:
     writes_per_minute: int = 120
     reads_per_minute: int = 120
     submit_concurrency: int = 16
+    daily_limit: int = 0
+    anomaly_limit: int = 3
     linger: float = 0.0
     claim_timeout: int = 600
     max_attempts: int = 8
@@ -92,6 +94,8 @@ class Settings:
             writes_per_minute=read.whole("SUME_WRITES_PER_MINUTE", 120, 1, 10**7),
             reads_per_minute=read.whole("SUME_READS_PER_MINUTE", 120, 1, 10**7),
             submit_concurrency=read.whole("SUBMIT_CONCURRENCY", 16, 1, 200),
+            daily_limit=read.whole("SUBMIT_DAILY_LIMIT", 0, 0, 10**9),
+            anomaly_limit=read.whole("ANOMALY_LIMIT", 3, 0, 1000),
             linger=read.number("LINGER_SECONDS", 0.0, 0.0, 900.0),
             claim_timeout=read.whole("CLAIM_TIMEOUT_SECONDS", 600, 1, 86400),
             max_attempts=read.whole("MAX_ATTEMPTS", 8, 1, 1000),

@@ -36,9 +36,9 @@ begin
     execute format('delete from %I.%I', (select schemaname from pg_tables t where t.tablename = name
                                            and schemaname in ('public', 'test_history')), name);
   end loop;
-  update pace_budget set spent_until = '-infinity';
+  update pace_budget set spent_until = '-infinity', day_ends = null, day_sent = 0;
   update pace_gate set closed_until = null, reason = null, closures = 0, probe_until = null,
-                       ambiguous = '{}';
+                       ambiguous = '{}', detail = null, guarded_from = null;
 end $$"""
 
 

@@ -83,8 +83,9 @@ def claiming(
     retention: int = RETENTION,
     max_attempts: int = MAX_ATTEMPTS,
     rate: Pace = WIDE,
+    daily_limit: int = 0,
 ) -> ClaimSettings:
-    return ClaimSettings(prefix, webhook_url, retention, max_attempts, 25.0, rate)
+    return ClaimSettings(prefix, webhook_url, retention, max_attempts, 25.0, rate, daily_limit)
 
 
 def claim(

@@ -173,6 +173,7 @@ ASKED: dict[str, tuple[Callable[[Crowd, Any], object], set[str]]] = {
             "gen_job: job_new",
             "render_jobs: in another hand",
             "follow_up: submission.failed render-job-{in another hand}",
+            "pace_budget: writes",
         },
     ),
     "record a refusal": (
@@ -203,6 +204,7 @@ ASKED: dict[str, tuple[Callable[[Crowd, Any], object], set[str]]] = {
             "render_jobs: in hand",
             "job_conflict: idempotency_key_collision job_theirs",
             "follow_up: submission.failed render-job-{in hand}",
+            "pace_budget: writes",
         },
     ),
     "reap": (lambda c, s: reap(s), {"render_jobs: stale"}),

@@ -53,6 +53,8 @@ def test_the_defaults_in_the_table_are_those_of_the_settings() -> None:
         "IDEMPOTENCY_RETENTION_SECONDS": settings.idempotency_retention,
         "SUME_WRITES_PER_MINUTE": settings.writes_per_minute,
         "SUBMIT_CONCURRENCY": settings.submit_concurrency,
+        "SUBMIT_DAILY_LIMIT": settings.daily_limit,
+        "ANOMALY_LIMIT": settings.anomaly_limit,
         "LINGER_SECONDS": settings.linger,
         "CLAIM_TIMEOUT_SECONDS": settings.claim_timeout,
         "MAX_ATTEMPTS": settings.max_attempts,

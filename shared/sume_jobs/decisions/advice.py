@@ -88,7 +88,16 @@ def advise(row: Mapping[str, Any]) -> Advice:
 
 
 _ITSELF: Final = "it goes on by itself."
+_CLOSED: Final = (
+    "Nothing is sent until a person opens the gate: see AnomalyStop in the runbook, then "
+    "update pace_gate set closed_until = now() where name = 'writes'."
+)
 _GATES: Final = {
+    "idempotency_key_collision": "Sume knew keys of ours already: another stage or a restored "
+    f"database sends under the same IDEMPOTENCY_PREFIX. {_CLOSED}",
+    "job_of_another_row": f"Sume answered rows with the jobs of other rows. {_CLOSED}",
+    "second_job_for_row": f"Sume made two jobs of one key, and bills both. {_CLOSED}",
+    "job_without_send": f"Sume has a job for a row that was not sent. {_CLOSED}",
     "unauthorized": f"Sume refuses the API key. Check the key and its secret; then {_ITSELF}",
     "insufficient_credits": f"The credits at Sume are used up. Add credits; then {_ITSELF}",
     "forbidden": f"Sume refuses access. Check the key's workspace; then {_ITSELF}",

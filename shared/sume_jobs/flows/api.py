@@ -274,7 +274,7 @@ def show_support(runtime: Runtime, job_id: str) -> Reply:
 
 def show_stats(runtime: Runtime) -> Reply:
     """`GET /stats`: how many rows are where, how old, how fast, and what stands in the way."""
-    return Reply(200, json.dumps(stats.collect(runtime.database)), {})
+    return Reply(200, json.dumps(stats.collect(runtime.database, runtime.settings.daily_limit)), {})
 
 
 # Reading requests -----------------------------------------------------------------------------

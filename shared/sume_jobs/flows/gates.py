@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
 OUTAGE_PAUSE: Final = backoff.DEFAULT_RETRY_AFTER
 
+# Reasons in job_conflict: money that was spent twice or behind our back, and what looks like it.
+PROOFS: Final = ("second_job_for_row", "job_without_send")
+SIGNS: Final = ("idempotency_key_collision", "job_of_another_row")
+ANOMALY_WINDOW: Final = 3600.0
+
 
 def close(
     database: Database, name: pace.Name, reason: str, seconds: float, status: int | None = None
@@ -47,6 +52,30 @@ def stop_account(runtime: Runtime, reason: str, status: int | None) -> None:
             advice="check the API key, the credits and access of the workspace, SUME_BASE_URL and "
             "SUME_SUBMIT_PATH; the queue goes on by itself when Sume accepts again",
         )
+
+
+def guard(runtime: Runtime) -> bool:
+    """Close the gate of writes, until a person opens it, on what job_conflict tells.
+
+    Tells whether this call closed it. Webhooks, poll, cancels and dispatch go on.
+    """
+    limit = runtime.settings.anomaly_limit
+    if not limit:
+        return False
+    closed = pace.guard(runtime.database, PROOFS, SIGNS, limit, ANOMALY_WINDOW)
+    if closed is None:
+        return False
+    telemetry.count("GateClosed")
+    telemetry.alarm(
+        "gate_closed_until_opened",
+        gate="writes",
+        reason=closed["reason"],
+        row=closed["row_id"],
+        job=closed["job_id"],
+        advice="nothing more is sent: read job_conflict and the runbook (AnomalyStop), then open "
+        "the gate: update pace_gate set closed_until = now() where name = 'writes'",
+    )
+    return True
 
 
 def reopen(database: Database, name: pace.Name) -> None:

@@ -227,6 +227,9 @@ class PacedRun(Generic[Item]):
         self._looked_busy = False
         if items and len(items) >= wanted:
             return
+        if admission.day_is_full and not items:
+            self._meet_full_day(now, busy, admission)
+            return
         if admission.debt is not None and admission.is_open and len(items) >= admission.tokens:
             # Only tokens are lacking.
             debt = admission.debt + len(items) / self.pace.rate
@@ -241,6 +244,16 @@ class PacedRun(Generic[Item]):
             if self._claim_at >= self._linger_until:
                 self._ended = True
                 self.stopped = admission.is_due
+
+    def _meet_full_day(self, now: float, busy: int, admission: Admission) -> None:
+        if busy:
+            # What is on its way may still be refused and give its place back.
+            self._claim_at = now + LOOK_AGAIN
+            self._looked_busy = True
+            return
+        self._claim_at = now + max(admission.day_left, LOOK_AGAIN)
+        if self._claim_at >= self._linger_until:
+            self._ended = self.stopped = True
 
     @property
     def _probe_is_out(self) -> bool:

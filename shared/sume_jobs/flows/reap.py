@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from sume_jobs import targets, telemetry
 from sume_jobs.decisions.answers import error_is_retryable
+from sume_jobs.flows import gates
 from sume_jobs.store import gen_jobs, levels, render_jobs, retention, webhook_events
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def run(runtime: Runtime, left: TimeLeft) -> dict[str, int]:
         expired += fates.get("expired", 0) + fates.get("exhausted", 0)
         telemetry.warn("claims_reaped", **fates)
     telemetry.count("Reaped", reaped)
+    # A submit run that was killed before it could close the gate has left its entry all the same.
+    gates.guard(runtime)
     _regenerate(runtime, left)
     if left.seconds() > BATCH_SECONDS:
         _tell_levels(runtime)
@@ -73,6 +76,8 @@ def _tell_levels(runtime: Runtime) -> None:
     telemetry.gauge("InFlight", now.in_flight)
     telemetry.seconds("OldestInFlightSeconds", now.oldest_in_flight_seconds)
     telemetry.gauge("NeedsAttention", now.needs_attention)
+    telemetry.gauge("SentToday", now.sent_today)
+    telemetry.gauge("AnomalyStop", int(now.waits_for_person))
     if targets.names(runtime.settings):
         # Without a target they wait for ever, which is no lag.
         telemetry.seconds("OldestFollowUpSeconds", now.oldest_follow_up_seconds)

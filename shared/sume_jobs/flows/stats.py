@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 _SHOWN: Final = 8
 
 
-def collect(database: Database) -> dict[str, Any]:
+def collect(database: Database, daily_limit: int = 0) -> dict[str, Any]:
     """Tell how many rows are where, how old, how fast, and what stands in the way; as JSON has it.
 
-    Counts say whether they are exact; ages are in seconds, None where nothing waits.
+    Counts say whether they are exact; ages are in seconds, None where nothing waits. `daily_limit`
+    is that of the settings, 0 for none.
     """
     figures = job_views.figures(database)
     pulse = job_views.pulse(database)
@@ -29,6 +30,7 @@ def collect(database: Database) -> dict[str, Any]:
         "oldest_at_sume_seconds": _rounded(pulse.oldest_at_sume),
         "came_a_minute": round(pulse.came_a_minute),
         "ended_a_minute": round(pulse.ended_a_minute),
+        "day": _day(pace.day(database), daily_limit),
         "gates": [gate(row) for row in pace.state(database)],
         "working": [_line(row) for row in job_views.newest_moving(database, _SHOWN)],
         "done": [_line(row) for row in job_views.newest_done(database, _SHOWN)],
@@ -53,6 +55,16 @@ def _rounded(seconds: float | None) -> int | None:
     return None if seconds is None else max(0, round(seconds))
 
 
+def _day(row: Row, limit: int) -> dict[str, Any]:
+    """Tell how many jobs this UTC day has begun, of how many it may (None: of any number)."""
+    return {
+        "sent": row["sent"],
+        "limit": limit or None,
+        "is_full": 0 < limit <= row["sent"],
+        "ends_in_seconds": max(0, round(row["ends_in"])),
+    }
+
+
 def _line(row: Row) -> dict[str, Any]:
     return {
         "id": row["id"],
@@ -75,6 +87,7 @@ def gate(row: Row) -> dict[str, Any]:
         "name": row["name"],
         "state": state,
         "reason": row["reason"] if row["is_closed"] else None,
+        "detail": row["detail"],
         "advice": advise_gate(row["reason"]) if row["is_closed"] else None,
         "opens_in_seconds": round(closed_for) if opens else None,
     }

@@ -77,6 +77,7 @@ METRICS: Final = {
     "SubmitFailed": "failed",
     "IdempotencyHit": "replays",
     "DuplicateJob": "conflicts",
+    "DailyLimitReached": "day_full",
 }
 
 
@@ -130,6 +131,7 @@ class _Submit:
             max_attempts=settings.max_attempts,
             probe_seconds=call_seconds,
             pace=pace(settings.writes_per_minute),
+            daily_limit=settings.daily_limit,
         )
 
     def claim(self, wanted: int, may_be_alone: bool) -> tuple[Admission, list[Claim]]:
@@ -140,6 +142,14 @@ class _Submit:
                 telemetry.warn("rows_ended_unsent", fate=fate, rows=number)
             if result.claims or not result.ended:
                 break
+        if result.admission.day_is_full and not result.claims and not self.counts["day_full"]:
+            self.counts["day_full"] = 1
+            telemetry.warn(
+                "daily_limit_reached",
+                limit=self.settings.daily_limit,
+                seconds=round(result.admission.day_left),
+                advice="rows wait for midnight UTC; a higher SUBMIT_DAILY_LIMIT works at once",
+            )
         self.counts["claimed"] += len(result.claims)
         self._streak.is_open = result.admission.has_ambiguous
         return result.admission, result.claims
@@ -173,7 +183,10 @@ class _Submit:
         )
         self._count(decided, recorded)
         self._apply_first_status(decided, recorded)
-        return self._signals(decided)
+        signals = self._signals(decided)
+        if any(_is_anomaly(each) for each in recorded) and gates.guard(self.runtime):
+            signals.stop = True
+        return signals
 
     def release(self, items: Sequence[Claim]) -> None:
         render_jobs.record(
@@ -251,7 +264,7 @@ class _Submit:
                 self._to_look_at.append(outcome.job_id or "")
             elif fate in ("requeued", "failed", "canceled"):
                 self.counts[fate] += 1
-            if fate == "conflict":
+            if _is_anomaly(fates[row_id]):
                 self.counts["conflicts"] += 1
                 if (
                     outcome.line.action == "collision"
@@ -333,6 +346,11 @@ class _Submit:
         else:
             wait = outcome.retry_after or backoff.DEFAULT_RETRY_AFTER
             gates.close(self.database, "writes", reason, wait, outcome.http_status)
+
+
+def _is_anomaly(recorded: Recorded) -> bool:
+    """Tell whether the answer is kept in job_conflict."""
+    return recorded.fate == "conflict" or recorded.reason == "job_without_send"
 
 
 def _says(outcome: SubmitOutcome) -> bool | None:

@@ -142,7 +142,7 @@ claimed as (
    where g.job_id = any (array(select job_id from admitted)) and g.job_id = a.job_id
   returning g.job_id, g.status, extract(epoch from now() - g.created_at)::float8 as age,
             g.missing_reads, g.result_reads, g.attention, g.next_poll_at is null as is_over),
-spending as (select count(*) as n from claimed where not is_over),
+spending as (select count(*) as n, 0 as places from claimed where not is_over),
 {pace.SPEND}
 select {pace.ADMISSION_COLUMNS}, claimed.*
   from gate cross join due left join budget on true left join claimed on true"""
@@ -171,6 +171,7 @@ def claim_due(
             "wanted": wanted,
             "rate": rate.rate,
             "capacity": rate.capacity,
+            "daily_limit": 0,
             "probe_seconds": probe_seconds,
             "lease": lease,
         },

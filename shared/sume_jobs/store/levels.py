@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from sume_jobs.store import pace
 from sume_jobs.store.counts import counted, estimated
 
 if TYPE_CHECKING:
@@ -24,7 +25,9 @@ class Levels:
     `pending` counts rows that could be sent now, `needs_attention` rows and jobs that came to need
     a person within the last day (up to 1,000 of either). More than 10,000 pending rows of one
     priority, or jobs in flight, are estimated, never below what was counted. The age of the oldest
-    follow-up counts from the end that it tells of to now.
+    follow-up counts from the end that it tells of to now. `sent_today` counts the keys that took a
+    place of this UTC day; `waits_for_person` tells that nothing is sent until a person opens the
+    gate.
     """
 
     pending: int
@@ -33,6 +36,8 @@ class Levels:
     oldest_in_flight_seconds: float
     needs_attention: int
     oldest_follow_up_seconds: float
+    sent_today: int
+    waits_for_person: bool
 
 
 _FAILED_ROWS: Final = """
@@ -71,7 +76,10 @@ select (select case when max(n) < {MOST} then sum(n) else greatest(sum(n), max(e
        (select coalesce(extract(epoch from now() - min(created_at)), 0)::float8
           from (select created_at from follow_up
                  where dispatched_at is null and dead_reason is null
-                 order by run_after limit 1000) as head) as oldest_follow_up"""
+                 order by run_after limit 1000) as head) as oldest_follow_up,
+       (select {pace.DAY_SENT} from pace_budget where name = 'writes') as sent_today,
+       (select closed_until is not distinct from 'infinity' from pace_gate
+         where name = 'writes') as waits_for_person"""
 
 
 def read(database: Database) -> Levels:
@@ -84,4 +92,6 @@ def read(database: Database) -> Levels:
         oldest_in_flight_seconds=row["oldest_in_flight"],
         needs_attention=row["needs_attention"],
         oldest_follow_up_seconds=row["oldest_follow_up"],
+        sent_today=row["sent_today"],
+        waits_for_person=row["waits_for_person"],
     )

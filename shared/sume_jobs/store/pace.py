@@ -2,7 +2,8 @@
 
 There is a pair for writes (every POST) and one for reads. A gate is open (`closed_until` is
 null), closed (in the future) or half open (in the past): then one probe may go, and its answer
-decides. The gate's row is written only when something changes.
+decides. Closed until 'infinity' it waits for a person. The gate's row is written only when
+something changes. Beside the budget of writes stands how many keys the UTC day has counted.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from sume_jobs.decisions import backoff
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from sume_jobs.connection import Database, Row
     from sume_jobs.decisions.pacing import Pace
@@ -32,12 +33,21 @@ def _from_now(instant: str) -> str:
     return f"(extract(epoch from {instant}) - extract(epoch from now()))::float8"
 
 
+# The day that is counted, until its midnight. A clock that was set back counts on into the later
+# day; an end that is further away than that is damage.
+_DAY_RUNS: Final = "(day_ends > now() and day_ends <= now() + interval '48 hours')"
+_DAY_ENDS: Final = f"case when {_DAY_RUNS} then day_ends else date_trunc('day', now(), 'UTC') + interval '24 hours' end"
+
+DAY_SENT: Final = f"case when {_DAY_RUNS} then day_sent else 0 end"
+
+
 def admission(work_is_due: str) -> str:
     """Begin a claim: the gate, and how many tokens it may take, as the CTEs `gate` and `budget`.
 
     `work_is_due` is a query that gives a row when there is something to claim: without work
-    nothing is locked and nothing written. Needs the parameters `pace`, `wanted`, `rate` and
-    `capacity`. `budget` has no row when the gate is closed or a probe is out.
+    nothing is locked and nothing written. Needs the parameters `pace`, `wanted`, `rate`,
+    `capacity` and `daily_limit` (0: none). `budget` has no row when the gate is closed or a probe
+    is out; its `places` are those that the day has left, null without a limit.
     """
     return f"""
 gate as materialized (
@@ -54,7 +64,10 @@ budget as materialized (
            case when gate.is_open then %(wanted)s else 1 end,
            floor(%(capacity)s::float8 - %(rate)s::float8 * greatest(0, {_from_now("spent_until")}) + 1e-9)
          ))::int as tokens,
-         greatest(0, {_from_now("spent_until")}) as debt
+         greatest(0, {_from_now("spent_until")}) as debt,
+         case when %(daily_limit)s::int > 0
+              then greatest(0, %(daily_limit)s::int - {DAY_SENT}) end as places,
+         {_DAY_ENDS} as day_ends
     from pace_budget, gate, due
    where name = %(pace)s and due.is_due and (gate.is_open or gate.may_probe)
      for update of pace_budget)"""
@@ -71,13 +84,27 @@ probe as (
 admitted as materialized (
   select picked.* from picked, gate where gate.is_open or exists (select from probe))"""
 
-# Takes the tokens of what was claimed; wants a CTE `spending(n)`.
+# Takes the tokens of what was claimed, and its places of the day; wants a CTE `spending(n, places)`.
 SPEND: Final = """
 spent as (
-  update pace_budget
-     set spent_until = greatest(spent_until, now()) + make_interval(secs => n / %(rate)s::float8)
-    from spending
-   where name = %(pace)s and n > 0)"""
+  update pace_budget b
+     set spent_until = greatest(b.spent_until, now()) + make_interval(secs => spending.n / %(rate)s::float8),
+         day_sent = case when b.day_ends = budget.day_ends then b.day_sent else 0 end + spending.places,
+         day_ends = budget.day_ends
+    from spending, budget
+   where b.name = %(pace)s and spending.n > 0)"""
+
+# Gives places of the day back; wants a CTE `vacated(counted_at)`. Those of a day that is over are
+# nobody's any more. The instants come as one array, because a subquery on the CTE would be run anew
+# where the row has changed since this statement began.
+GIVE_PLACES_BACK: Final = """
+given_back as (
+  update pace_budget b
+     set day_sent = greatest(0, b.day_sent - (
+           select count(*) from unnest(those.places) as place
+            where place >= b.day_ends - interval '24 hours'))
+    from (select array_agg(counted_at) as places from vacated) as those
+   where b.name = 'writes' and those.places is not null)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +112,8 @@ class Admission:
     """What a claim was allowed. Times are in seconds.
 
     `debt` is None when no budget was looked at (nothing is due, or the gate is not open).
+    `places` are those that the day had left before this claim, None without a limit; the day ends
+    in `day_left`.
     """
 
     is_due: bool
@@ -95,6 +124,13 @@ class Admission:
     has_ambiguous: bool
     debt: float | None
     tokens: int
+    places: int | None = None
+    day_left: float = 0.0
+
+    @property
+    def day_is_full(self) -> bool:
+        """The day's limit is reached: only what holds a place already may be sent."""
+        return self.places == 0
 
 
 def admission_of(row: Row, claimed: bool) -> Admission:
@@ -108,12 +144,14 @@ def admission_of(row: Row, claimed: bool) -> Admission:
         has_ambiguous=row["has_ambiguous"],
         debt=row["debt"],
         tokens=row["tokens"] or 0,
+        places=row["places"],
+        day_left=row["day_left"] or 0.0,
     )
 
 
 ADMISSION_COLUMNS: Final = (
     "due.is_due, gate.is_open, gate.closed_for, gate.gate_reason, gate.has_ambiguous, "
-    "budget.debt, budget.tokens"
+    f"budget.debt, budget.tokens, budget.places, {_from_now('budget.day_ends')} as day_left"
 )
 
 CLOSE: Final = """
@@ -161,6 +199,43 @@ def reopen(database: Database, name: Name) -> bool:
     return bool(database.run(REOPEN, {"name": name}))
 
 
+# What was found since a person last opened the gate, within the window; one proof is enough.
+GUARD: Final = """
+with found as materialized (
+  select c.reason, c.render_job_id, c.job_id
+    from pace_gate g
+   cross join lateral (
+     select reason, render_job_id, job_id, seen_at from job_conflict
+      where seen_at > greatest(g.guarded_from, now() - make_interval(secs => %(window)s))
+        and (reason = any (%(proofs)s::text[]) or reason = any (%(signs)s::text[]))
+      order by seen_at desc limit %(limit)s) c
+   where g.name = 'writes' and g.closed_until is distinct from 'infinity'
+   order by c.reason = any (%(proofs)s::text[]) desc, c.seen_at desc),
+worst as materialized (select * from found limit 1)
+update pace_gate g
+   set closed_until = 'infinity', reason = worst.reason,
+       detail = concat_ws(', ', 'row ' || worst.render_job_id, 'job ' || worst.job_id),
+       probe_until = null, ambiguous = '{}', changed_at = now()
+  from worst
+ where g.name = 'writes' and g.closed_until is distinct from 'infinity'
+   and ((select count(*) from found) >= %(limit)s or worst.reason = any (%(proofs)s::text[]))
+returning g.reason, worst.render_job_id as row_id, worst.job_id"""
+
+
+def guard(
+    database: Database, proofs: Sequence[str], signs: Sequence[str], limit: int, window: float
+) -> Row | None:
+    """Close the gate of writes, until a person opens it, on what job_conflict tells.
+
+    One of the `proofs` (reasons) is enough, or `limit` entries within `window` seconds, `signs`
+    included. Gives reason, row_id and job_id of the worst where this call closed it, else None.
+    """
+    rows = database.run(
+        GUARD, {"proofs": list(proofs), "signs": list(signs), "limit": limit, "window": window}
+    )
+    return rows[0] if rows else None
+
+
 NOTE_AMBIGUOUS: Final = """
 update pace_gate g
    set ambiguous = array(select distinct unnest(
@@ -186,7 +261,9 @@ with budget as materialized (
   select name from pace_budget
    where name = %(pace)s
      and %(capacity)s::float8 - %(rate)s::float8 * greatest(0, {_from_now("spent_until")}) >= 1 - 1e-9
-     and exists (select from pace_gate where name = %(pace)s and closed_until is null)
+     -- A wish to cancel costs nothing and saves something: what waits for a person does not stop it.
+     and exists (select from pace_gate where name = %(pace)s
+                    and (closed_until is null or closed_until = 'infinity'))
      for update)
 update pace_budget b
    set spent_until = greatest(b.spent_until, now()) + make_interval(secs => 1 / %(rate)s::float8)
@@ -195,18 +272,22 @@ returning true"""
 
 
 def take(database: Database, name: Name, pace: Pace) -> bool:
-    """Take one token of an open gate's budget; False when there is none now."""
+    """Take one token of the budget where the gate is open; False when there is none now."""
     return bool(database.run(TAKE, {"pace": name, "rate": pace.rate, "capacity": pace.capacity}))
 
 
 STATE: Final = f"""
-select name, closed_until is not null as is_closed, reason, closures,
+select name, closed_until is not null as is_closed, reason, detail, closures,
        {_from_now("closed_until")} as closed_for
   from pace_gate order by name"""
 
 
 def state(database: Database) -> list[Row]:
-    """Show both gates: name, is_closed, reason, closures, closed_for (seconds, negative: half open)."""
+    """Show both gates: name, is_closed, reason, detail, closures, closed_for.
+
+    `closed_for` is in seconds: negative where it is half open, infinite where a person must open
+    it; then `detail` names the row and the job.
+    """
     return database.run(STATE)
 
 
@@ -229,3 +310,14 @@ returning name"""
 def open_now(database: Database, names: Iterable[Name]) -> list[str]:
     """End the pause of gates that are not open: the next row probes, and its answer decides."""
     return sorted(row["name"] for row in database.run(OPEN_NOW, {"names": list(names)}))
+
+
+DAY: Final = f"""
+select {DAY_SENT} as sent,
+       {_from_now(f"({_DAY_ENDS})")} as ends_in
+  from pace_budget where name = 'writes'"""
+
+
+def day(database: Database) -> Row:
+    """Tell how many keys this UTC day has counted (`sent`), and in how many seconds it ends."""
+    return database.run(DAY)[0]

@@ -31,7 +31,10 @@ told as (
 
 @dataclass(frozen=True, slots=True)
 class ClaimSettings:
-    """What a claim needs to know: key prefix, webhook URL, limits; times in seconds."""
+    """What a claim needs to know: key prefix, webhook URL, limits; times in seconds.
+
+    `daily_limit` is the number of keys that a UTC day may count, 0 for any.
+    """
 
     prefix: str
     webhook_url: str | None
@@ -39,6 +42,7 @@ class ClaimSettings:
     max_attempts: int
     probe_seconds: float
     pace: Pace
+    daily_limit: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,27 +93,42 @@ _FATE: Final = """
                 then 'idempotency_window_expired'
               when attempts >= %(max_attempts)s then 'attempts_exhausted'
               else 'submitting' end as fate,
+         counted_at is not null as is_counted,
          %(prefix)s || '-' || id || case when generation > 1 then '-' || generation else '' end as made_key"""
 
 CLAIM: Final = f"""
 with {pace.admission(_IS_DUE)},
+-- Near the day's limit, what holds a place goes first: it needs no other, and its key grows old.
+resend as materialized (
+  select id, {_FATE}
+    from render_jobs
+   where status = 'pending' and reaps < 2 and counted_at is not null and run_after <= now()
+     and (select places < tokens from budget)
+   order by run_after, id limit (select tokens from budget) for update skip locked),
+share as materialized (
+  select least(tokens - (select count(*) from resend), places)::int as size,
+         coalesce(places < tokens, false) as is_short
+    from budget),
 normal as materialized (
-  select row.id, row.fate, row.made_key from budget
+  select row.id, row.fate, row.is_counted, row.made_key from share
    cross join {_BANDS}
    cross join lateral (
      select id, {_FATE}
        from render_jobs
       where status = 'pending' and reaps < 2 and priority = band.priority and run_after <= now()
-      order by run_after, id limit budget.tokens for update skip locked) as row
-   limit (select tokens from budget)),
+        and (counted_at is null or not share.is_short)
+      order by run_after, id limit share.size for update skip locked) as row
+   limit (select size from share)),
 suspect as materialized (
   select id, {_FATE}
     from render_jobs
    where status = 'pending' and reaps >= 2 and run_after <= now()
-     and %(may_be_alone)s and (select tokens from budget) > 0 and not exists (select from normal)
+     and %(may_be_alone)s and (select tokens from budget) > 0
+     and (counted_at is not null or (select size from share) > 0)
+     and not exists (select from normal) and not exists (select from resend)
    order by reaps, run_after, id limit 1 for update skip locked),
 picked as materialized (
-  select * from normal union all select * from suspect),
+  select * from resend union all select * from normal union all select * from suspect),
 {pace.PROBE},
 claimed as (
   update render_jobs r
@@ -120,6 +139,10 @@ claimed as (
          claim_token = case when a.fate = 'submitting' then gen_random_uuid() end,
          attempts = r.attempts + (a.fate = 'submitting')::int,
          sends = r.sends + (a.fate = 'submitting')::int,
+         -- Of the day that counts it, also where another claim began that day before this one.
+         counted_at = case when a.fate = 'submitting' and not a.is_counted
+                           then greatest(now(), (select day_ends from budget) - interval '24 hours')
+                           else r.counted_at end,
          -- An application may have given another row this very key: then this one gets its own.
          idempotency_key = coalesce(r.idempotency_key, a.made_key || case
            when exists (select from render_jobs k where k.idempotency_key = a.made_key)
@@ -132,12 +155,14 @@ claimed as (
          updated_at = now()
     from admitted a
    where r.id = any (array(select id from admitted)) and r.id = a.id
-  returning r.id, a.fate, r.claim_token, r.idempotency_key, r.request_body,
+  returning r.id, a.fate, a.is_counted, r.claim_token, r.idempotency_key, r.request_body,
             r.attempts, r.sends, r.unknown_since, r.reaps, r.priority, r.run_after),
 lost as (
   select id, idempotency_key as key from claimed where fate not in ('submitting', 'canceled')),
 {_TELL_LOST},
-spending as (select count(*) as n from claimed where fate = 'submitting'),
+spending as (
+  select count(*) as n, count(*) filter (where not is_counted)::int as places
+    from claimed where fate = 'submitting'),
 {pace.SPEND}
 select {pace.ADMISSION_COLUMNS}, claimed.id, claimed.fate, claimed.claim_token::text as token, claimed.idempotency_key as key, claimed.request_body as body,
        claimed.attempts, claimed.reaps, claimed.sends = 1 and claimed.unknown_since is null as first_send
@@ -153,6 +178,8 @@ def claim(
     The claim counts an attempt and a send, and freezes key and request body the first time.
     A row that was reaped twice is claimed alone, only if `may_be_alone` and nothing else is
     due. A row that may not be sent any more (canceled, attempts used up, key too old) ends.
+    A key takes a place of the UTC day in which it is first claimed, and keeps it however often it
+    is sent; when the day is full, only rows that hold a place are claimed.
     """
     rows = database.run(
         CLAIM,
@@ -161,6 +188,7 @@ def claim(
             "wanted": wanted,
             "rate": settings.pace.rate,
             "capacity": settings.pace.capacity,
+            "daily_limit": settings.daily_limit,
             "probe_seconds": settings.probe_seconds,
             "may_be_alone": may_be_alone,
             "prefix": settings.prefix,
@@ -226,7 +254,8 @@ class Recorded:
     """What became of one answer.
 
     fate: submitted, requeued, failed, canceled, already (the same job stood there), conflict
-    (kept in job_conflict for `reason`), or lost (another claim owns the row now).
+    (kept in job_conflict for `reason`), or lost (another claim owns the row now). A row may be
+    submitted with the reason job_without_send, kept as well: no request of its had left.
     """
 
     row_id: int
@@ -272,7 +301,7 @@ with answer as materialized (
     error_code text, error jsonb, request_id text)),
 locked as materialized (
   select id, status, claim_token, claimed_at, sume_job_id, idempotency_key, attempts, sends,
-         unknown_since, cancel_requested_at
+         unknown_since, counted_at, cancel_requested_at
     from render_jobs where id = any (%(ids)s::bigint[]) order by id for update),
 -- A replay of the first send means that somebody else used the key, unless the next claim of this
 -- very row has sent it meanwhile: then the job is the row's own.
@@ -284,7 +313,7 @@ meant as materialized (
 known as materialized (
   select job_id, render_job_id, idempotency_key from gen_job where job_id = any (%(job_ids)s::text[])),
 success as materialized (
-  select a.row_id, a.token, a.key, a.job_id, a.request_id, l.cancel_requested_at,
+  select a.row_id, a.token, a.key, a.job_id, a.request_id, l.cancel_requested_at, l.sends,
          case when l.id is null then 'row_is_gone'
               when l.idempotency_key is distinct from a.key
                 then case when g.render_job_id = a.row_id and g.idempotency_key = a.key then 'already'
@@ -322,30 +351,37 @@ conflict as (
   insert into job_conflict (render_job_id, job_id, idempotency_key, reason)
   select row_id, job_id, key, verdict from judged where verdict not in ('known', 'already')
   union all
+  select row_id, job_id, key, 'job_without_send' from judged where verdict = 'known' and sends = 0
+  union all
   select row_id, job_id, key, 'idempotency_key_collision' from meant where meaning = 'collision'
   on conflict do nothing),
 refusal as materialized (
   select a.*, l.attempts - a.give_back_attempt::int as attempts_left_at,
          coalesce(l.unknown_since, case when a.unknown then l.claimed_at end) as unknown_from,
-         l.cancel_requested_at is not null as is_unwanted
+         l.cancel_requested_at is not null as is_unwanted, l.counted_at
     from (select row_id, token, action, delay, give_back_attempt, give_back_send, unknown,
-                 error_code, error, request_id from meant where meaning <> 'accepted'
+                 error_code, error, request_id, false as is_accepted from meant where meaning <> 'accepted'
           union all
           -- A job that belongs to another row cannot be this one's: no more sends with this key.
-          select row_id, token, 'fail', 0, false, false, false, 'job_id_conflict', null, request_id
+          select row_id, token, 'fail', 0, false, false, false, 'job_id_conflict', null, request_id, true
             from judged where verdict = 'job_of_another_row') a
     join locked l on l.id = a.row_id and l.status = 'submitting' and l.claim_token = a.token),
 decided as materialized (
   select *, case when action <> 'requeue' then 'failed'
                  when is_unwanted and unknown_from is null then 'canceled'
                  when attempts_left_at >= %(max_attempts)s then 'failed'
-                 else 'pending' end as status
+                 else 'pending' end as status,
+         -- Sume certainly made nothing of this key.
+         unknown_from is null and not is_accepted as is_vacated
     from refusal),
+vacated as materialized (
+  select counted_at from decided where is_vacated and counted_at is not null),
 refused as (
   update render_jobs r
      set status = d.status, claim_token = null, attempts = d.attempts_left_at,
          sends = r.sends - d.give_back_send::int,
          unknown_since = d.unknown_from,
+         counted_at = case when not d.is_vacated then r.counted_at end,
          run_after = now() + make_interval(secs => d.delay),
          error_code = case when d.status = 'failed' and d.action = 'requeue' then 'attempts_exhausted'
                            when d.status = 'failed' then d.error_code end,
@@ -354,9 +390,11 @@ refused as (
     from decided d
    where r.id = any (%(ids)s::bigint[]) and r.id = d.row_id
   returning r.id, r.status, r.idempotency_key),
+{pace.GIVE_PLACES_BACK},
 lost as (select id, idempotency_key as key from refused where status = 'failed'),
 {_TELL_LOST}
-select a.row_id, a.job_id, j.verdict,
+select a.row_id, a.job_id,
+       case when j.verdict = 'known' and j.sends = 0 then 'job_without_send' else j.verdict end as verdict,
        case when s.id is not null then 'submitted'
             when j.verdict = 'already' then 'already'
             when j.verdict is not null or a.meaning = 'collision' then 'conflict'
