@@ -145,6 +145,80 @@ def test_a_row_that_somebody_holds_is_left_for_later(
     assert purge(store) == 1
 
 
+def test_the_ends_of_all_generations_go_with_their_row(database: Database, store: Any) -> None:
+    row = database.insert()
+    for _ in range(2):
+        refuse(store, one_claim(store), "fail", error_code="bad")
+        database.execute("update render_jobs set generation = generation + 1")
+        database.execute("update render_jobs set run_after = now()")
+    accept(store, one_claim(store), "job_1")
+    move(store, "job_1", "completed")
+    assert database.one("select count(*) from follow_up where render_job_id = %s", row) == 3
+    database.execute(
+        "update follow_up set dispatched_at = now() where id > (select min(id) from follow_up)"
+    )
+    database.age("32 days")
+    assert purge(store) == 0, "the first end is not handed on yet"
+    dispatched(database)
+    assert purge(store) == 1
+    assert database.query("select from follow_up") == []
+
+
+def strays(store: Any, days: int = 30) -> int:
+    return retention.purge_strays(store, days, KEY_LIFE, may_go_on=lambda: True)
+
+
+def deleted(database: Database, *rows: int) -> None:
+    """Somebody deletes rows by plain SQL."""
+    database.execute("delete from render_jobs where id = any(%s)", list(rows))
+
+
+def test_what_is_left_of_deleted_rows_goes_in_its_time(database: Database, store: Any) -> None:
+    (kept, _), (gone, job), (later, young), (owing, owed), (moving, running) = submitted(
+        database, store, 5
+    )
+    failed = database.insert()
+    refuse(store, one_claim(store), "fail", error_code="bad")
+    for each in (job, owed):
+        move(store, each, "completed")
+    database.execute("update follow_up set dispatched_at = now() where job_id <> %s", owed)
+    database.age("32 days")
+    move(store, young, "completed")
+    move(store, running, "processing")
+    deleted(database, gone, failed, later, owing)
+    with database.connection.transaction():
+        database.execute("set local session_replication_role = replica")
+        database.execute("delete from render_jobs where id = %s", moving)
+    assert purge(store) == 0
+    assert strays(store) == 2, "the job, and the end of the row that failed"
+    assert {each["job_id"] for each in database.jobs()} == {
+        f"job_render-job-{row}" for row in (kept, later, owing, moving)
+    }
+    assert not database.query("select from follow_up where render_job_id = any(%s)", [gone, failed])
+    assert not database.query("select from job_history where render_job_id = %s", gone)
+    assert [row["id"] for row in database.rows()] == [kept]
+    dispatched(database)
+    assert strays(store) == 1
+    assert database.follow_ups(owed) == []
+    assert strays(store) == 0
+
+
+def test_strays_go_in_batches(
+    database: Database, store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "BATCH", 2)
+    pairs = submitted(database, store, 7)
+    for _, job in pairs:
+        move(store, job, "completed")
+    dispatched(database)
+    database.age("32 days")
+    deleted(database, *(row for row, _ in pairs[1:]))
+    answers = iter([True, True, False, False])
+    assert retention.purge_strays(store, 30, KEY_LIFE, lambda: next(answers)) == 3
+    assert strays(store) == 3
+    assert len(database.jobs()) == 1
+
+
 # ------------------------------------------------------------------------- levels
 
 

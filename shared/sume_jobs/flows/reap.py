@@ -91,9 +91,10 @@ def _keep_house(runtime: Runtime, left: TimeLeft) -> None:
         database, settings.retention_days
     ):
         pass
-    retention.purge(
-        database,
-        settings.retention_days,
-        settings.idempotency_retention,
-        may_go_on=lambda: left.seconds() > BATCH_SECONDS,
-    )
+    for purge in (retention.purge, retention.purge_strays):
+        purge(
+            database,
+            settings.retention_days,
+            settings.idempotency_retention,
+            may_go_on=lambda: left.seconds() > BATCH_SECONDS,
+        )

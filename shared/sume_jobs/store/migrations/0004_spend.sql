@@ -70,3 +70,7 @@ begin
   new.updated_at := now();
   return new;
 end $$;
+
+-- A row that failed in several generations has one of these under each of their keys: retention finds
+-- them by the row.
+create index follow_up_failed on follow_up (render_job_id) where kind = 'submission.failed';
