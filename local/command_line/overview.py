@@ -121,7 +121,7 @@ def paragraphs(found: dict[str, Any]) -> list["RenderableType"]:
     parts.append(
         f"Oldest waiting {duration(found['oldest_waiting_seconds'])}, oldest at Sume "
         f"{duration(found['oldest_at_sume_seconds'])}; {found['came_a_minute']} came and "
-        f"{found['ended_a_minute']} ended in the last minute."
+        f"{found['ended_a_minute']} ended in the last minute.{_day(found.get('day'))}"
     )
     in_need = found["needs_attention"][:SHOWN]
     if in_need:
@@ -162,6 +162,17 @@ def gate_words(gate: dict[str, Any]) -> str:
     else:
         parts.append(f"Next try in {duration(gate['opens_in_seconds'])}.")
     return " ".join(parts)
+
+
+def _day(day: dict[str, Any] | None) -> str:
+    if day is None:
+        return ""
+    if day["limit"] is None:
+        return f" {day['sent']} sent this UTC day."
+    text = f" {day['sent']} of {day['limit']} sent this UTC day"
+    if not day["is_full"]:
+        return f"{text}."
+    return f"{text}: nothing more is sent for {duration(day['ends_in_seconds'])}."
 
 
 def _figure(figure: dict[str, Any]) -> str:
