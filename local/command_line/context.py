@@ -7,6 +7,7 @@ read; where none is named it is that of the bundle which runs on this machine, w
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -72,6 +73,7 @@ class Session:
         from sume_jobs.runtime import Runtime
         from sume_jobs.secrets import Secrets
 
+        log_beside_results()
         return Runtime(self.settings, Secrets(self.settings))
 
     @cached_property
@@ -99,3 +101,24 @@ class Session:
         """Close what was opened."""
         if "runtime" in self.__dict__:
             self.runtime.close()
+
+
+class _StandardError:
+    """Whatever the standard error is at the moment of writing."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
+def log_beside_results() -> None:
+    """Send the log lines of the layer to the standard error: the output is for results alone."""
+    import logging
+
+    from sume_jobs import telemetry
+
+    handler = telemetry.logger.registered_handler
+    if isinstance(handler, logging.StreamHandler):
+        handler.setStream(_StandardError())

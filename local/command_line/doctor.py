@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from local.command_line.context import Session
+from local.command_line.context import Session, log_beside_results
 from local.command_line.errors import ACT, OK, CommandError
 from local.command_line.output import printable, table
 
@@ -21,6 +21,7 @@ def doctor(session: Session) -> int:
 
     from local.command_line.doctor_rounds import examine
 
+    log_beside_results()
     try:
         environment = session.environment
     except CommandError as error:

@@ -15,12 +15,12 @@ def gate_closed_by_429(world: World) -> None:
     """Sume says that it is too much; everybody waits as long as it asks."""
     (row,) = world.enqueue()
     world.fake.on_submit(
-        Behaviour(status=429, code="rate_limit_exceeded", headers={"Retry-After": "120"})
+        Behaviour(status=429, code="rate_limit_exceeded", headers={"Retry-After": "600"})
     )
     world.invoke("submit")
-    world.did("Sume answered 429 with Retry-After: 120")
+    world.did("Sume answered 429 with Retry-After: 600")
     gate = world.execute(
-        "select closed_until >= now() + interval '115 seconds' as is_closed, reason"
+        "select closed_until >= now() + interval '9 minutes' as is_closed, reason"
         " from pace_gate where name = 'writes'"
     )[0]
     world.holds("the gate closed for as long", bool(gate["is_closed"]), gate["reason"])

@@ -27,7 +27,13 @@ from local.fake_sume import FakeSume
 from local.fake_sume.behaviour import Behaviour
 from tests.command_line.conftest import Ran
 from tests.support.bundle import API_KEY, SECRET
-from tests.support.postgres import APP_ROLE, Database, Server, drop_database
+from tests.support.postgres import (
+    APP_ROLE,
+    PASSWORD_GROUP,
+    Database,
+    Server,
+    drop_database,
+)
 
 Run = Callable[..., Ran]
 HEALTHY = health.Server(
@@ -135,6 +141,29 @@ def test_without_a_database_all_else_is_looked_at(run_anywhere: Run) -> None:
     assert ran.status == 1
     assert "no database" in ran.document["findings"][0]["sentence"]
     assert "./sume-jobs up" in ran.said
+
+
+@pytest.mark.parametrize("command", ["doctor", "status"])
+def test_what_the_layer_logs_is_no_result(
+    run_anywhere: Run, database: Database, postgres: Server, fake: FakeSume, command: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A password that was refused is logged, and read anew, before it is told."""
+    monkeypatch.setenv("SUME_BASE_URL", fake.url)
+    role = f"sume_locked_out_{os.getpid()}"
+    with postgres.connect() as admin:
+        admin.execute(f"create role {role} login password 'right' in role {PASSWORD_GROUP}")
+    try:
+        url = database.url.replace(f"{APP_ROLE}@", f"{role}:wrong@")
+        ran = run_anywhere(command, "--json", "--database-url", url)
+    finally:
+        with postgres.connect() as admin:
+            admin.execute(f"drop role {role}")
+    assert ran.status == 1
+    assert "database_credentials_refused" in ran.said
+    assert "database_credentials_refused" not in ran.output
+    assert "password authentication failed" in ran.output + ran.said
+    assert "wrong" not in ran.output.replace("wrong settings", "")
 
 
 def test_a_warning_alone_is_no_failure(

@@ -71,14 +71,22 @@ select id as row_id, idempotency_key as key, status, generation, sume_job_id as 
        extract(epoch from updated_at)::float8 as updated_at
   from render_jobs where idempotency_key = any (%(keys)s::text[])"""
 
+# Status by status, so that each is found by its own index.
 DOUBTFUL: Final = """
+with doubtful as materialized (
+  select id from render_jobs where status = 'submitting'
+  union all
+  select id from render_jobs where status = 'pending' and reaps < 2 and unknown_since is not null
+  union all
+  select id from render_jobs where status = 'pending' and reaps >= 2 and unknown_since is not null
+  union all
+  select id from render_jobs
+   where status in ('failed', 'canceled') and status = 'failed' and unknown_since is not null)
 select id as row_id, idempotency_key as key, status, generation, sume_job_id as job_id,
        extract(epoch from coalesce(unknown_since, claimed_at))::float8 as unknown_from,
        extract(epoch from updated_at)::float8 as updated_at
-  from render_jobs
- where status = 'submitting'
-    or status in ('pending', 'failed') and unknown_since is not null
- order by unknown_from limit %(most)s"""
+  from render_jobs where id = any (array(select id from doubtful limit %(most)s))
+ order by unknown_from"""
 
 
 @dataclass(frozen=True, slots=True)
