@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,7 @@ from local.fake_sume.behaviour import Behaviour
 from tests.command_line.conftest import Ran
 from tests.support.bundle import API_KEY, Bundle
 from tests.support.postgres import Database
+from tests.support.waiting import wait_until
 
 Run = Callable[..., Ran]
 HOUR = 3600.0
@@ -265,27 +267,24 @@ def test_billed_twice_by_what_is_kept_in_job_conflict(
 ) -> None:
     """The list tells no keys: a second job for a row is known from the answer to its submit."""
     row = database.insert()
-    fake.on_submit(Behaviour(delay=1.0))
+    hold = threading.Event()
+    fake.on_submit(Behaviour(hold=hold))
     slow = bundle.start("submit", container=bundle.another())
-    database_waits(lambda: fake.billed == 1)
-    database.age("1 hour")
-    bundle.R()
-    database.age("1 hour")
-    fake.forget_key(f"render-job-{row}")
-    bundle.D()
+    try:
+        wait_until(lambda: fake.billed == 1, "the first job was made", 30)
+        database.age("1 hour")
+        bundle.R()
+        database.age("1 hour")
+        fake.forget_key(f"render-job-{row}")
+        bundle.D()
+    finally:
+        hold.set()
     slow.result()
     assert [each["reason"] for each in database.conflicts()] == ["second_job_for_row"]
     document = look()
     assert document["billed_twice"] == 1
     assert document["two_jobs_for_one_key"][0]["row_id"] == row
     assert len(document["conflicts"]) == 1
-
-
-def database_waits(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_key_that_another_had_used_is_no_second_job(
