@@ -50,6 +50,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tests.benchmarks.housekeeping", description=__doc__
     )
+    names = ("year", "retention")
+    parser.add_argument("subjects", nargs="*", choices=[[], *names], help="both")
     parser.add_argument("--disk", action="store_true", help="the server's data on disk")
     parser.add_argument("--rows", type=int, default=5_000_000)
     parser.add_argument("--seconds", type=float, default=120.0, help="of retention")
@@ -65,8 +67,8 @@ def main() -> None:
             "year": lambda: _year(server, given.days),
             "retention": lambda: _retention(server, given.rows, given.seconds),
         }
-        for name, measure in measures.items():
-            subjects[name] = measure()
+        for name in given.subjects or measures:
+            subjects[name] = measures[name]()
             show(console, subjects[name])
             keep(path, server.describe(), shlex.join(sys.argv), subjects)
     console.print(f"kept in {path.relative_to(Path.cwd())}")
