@@ -147,3 +147,22 @@ def test_a_result_without_artifacts_is_archived(database: Database, store: Any) 
     (name,) = put(database, [{"status": "completed", "result": '{"artifacts": []}'}])
     assert gen_jobs.archived(store, name, [], "s3://m", None)
     assert database.job(name)["result"]["artifacts"] == []
+
+
+def test_nothing_due_or_a_closed_gate_locks_nothing(
+    database: Database, store: Any, session: Callable[[], Session]
+) -> None:
+    later, due = put(database, [{"next_poll_at": FUTURE}, {"next_poll_at": None}])
+    holder = session()
+    holder.run("select from pace_budget for update")
+    admission, jobs = gen_jobs.claim_due(store, WIDE, 9, 50.0, 25.0)
+    assert (admission.is_due, jobs) == (False, [])
+    holder.rollback()
+    database.execute("update gen_job set next_poll_at = %s where job_id = %s", PAST, due)
+    database.execute("update pace_gate set closed_until = %s where name = 'reads'", FUTURE)
+    sweep = session()
+    admission, jobs = gen_jobs.claim_due(sweep, WIDE, 9, 50.0, 25.0)
+    assert (admission.is_due, jobs) == (True, [])
+    with database.session() as other:
+        free = other.execute("select job_id from gen_job for update skip locked").fetchall()
+    assert {job for (job,) in free} == {later, due}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from sume_jobs.decisions.pacing import Pace
 from sume_jobs.store import pace, render_jobs
 
@@ -97,6 +98,30 @@ def test_a_refusal_after_a_stop_waits_as_long_as_it_says(database: Database, sto
 # ------------------------------------------------------------------------- claim
 
 
+@pytest.mark.parametrize(
+    ("columns", "is_due"),
+    [
+        ({}, True),
+        *[({"priority": priority}, True) for priority in range(4)],
+        ({"run_after": "2999-01-01"}, False),
+        ({"reaps": 1}, True),
+        ({"reaps": 2}, True),
+        ({"reaps": 3}, True),
+        ({"reaps": 2, "run_after": "2999-01-01"}, False),
+        *[
+            ({"reaps": reaps, "status": status, "sume_job_id": "job"}, False)
+            for reaps in (0, 2)
+            for status in ("submitting", "submitted", "failed", "canceled")
+        ],
+    ],
+)
+def test_what_is_due(database: Database, store: Any, columns: dict[str, Any], is_due: bool) -> None:
+    database.insert(**columns)
+    result = render_jobs.claim(store, claiming(), 5, True)
+    assert result.admission.is_due is is_due
+    assert len(result.claims) == is_due
+
+
 def can_be_locked(database: Database, row: int) -> bool:
     with database.session() as other:
         return bool(
@@ -144,6 +169,19 @@ def test_one_suspect_row_at_a_time_is_locked(
     claimer = session()
     assert [each.row_id for each in claim(claimer)] == [first]
     assert can_be_locked(database, second)
+
+
+@pytest.mark.parametrize("action", ["requeue", "fail"])
+def test_a_row_that_somebody_ended_meanwhile_stays_ended(
+    database: Database, store: Any, action: str
+) -> None:
+    """By plain SQL, which leaves the token where it is."""
+    row = database.insert()
+    claimed = one_claim(store)
+    put(database, row, status="failed", error_code="ended_by_hand")
+    before = database.row(row)
+    assert refuse(store, claimed, action, error_code="bad").fate == "lost"
+    assert database.row(row) == before
 
 
 def test_a_key_that_another_row_has_already_is_made_another(database: Database, store: Any) -> None:

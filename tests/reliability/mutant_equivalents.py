@@ -1,9 +1,61 @@
 """Mutants that nobody can tell from the original, each with the reason.
 
-By file, then by the mutant's description as `--list` prints it. `test_mutants.py` keeps the list to
-mutants that there are.
+By file, then by the mutant's description as the check prints it. `test_mutants.py` keeps the list
+to mutants that there are: a statement that changes takes its reasons with it.
 """
 
 from __future__ import annotations
 
-EQUIVALENT: dict[str, dict[str, str]] = {}
+PLAN = (
+    "another condition of the statement says the same; this one keeps the planner to the index,"
+    " for which tests/database/test_plans.py counts pages"
+)
+FIRST_ROW = "`exists` stops at the first row; this keeps the planner to the index (test_plans.py)"
+ORDER = (
+    "the update that follows locks the same rows and tests the newest version of each; this lock"
+    " only has batches meet in one order"
+)
+REPLACED = "a later migration replaces this constraint, and its own mutants are tried"
+TOKEN = "a token is made for one claim and taken away with it, so it tells by itself which row"
+
+EQUIVALENT: dict[str, dict[str, str]] = {
+    "decisions/backoff.py": {
+        "parse_retry_after: len(value) < 10 → len(value) <= 10": (
+            "a number of ten digits is longer than the longest wait either way"
+        ),
+    },
+    "decisions/outcomes.py": {
+        "_decide_call: 200 <= answer.status → 200 < answer.status": "a 200 is told as a 200 anyway",
+    },
+    "store/gen_jobs.py": {
+        "_IS_DUE: limit 1 → nothing": FIRST_ROW,
+        "CLAIM: g.job_id = any (array(select job_id from admitted)) → true": PLAN,
+        "CLAIM: g.job_id = a.job_id → true": (
+            "the ids of `admitted` are all that the update takes from it, and the condition before"
+            " has selected them"
+        ),
+        "LOOKED: for update → nothing": ORDER,
+        "LOOKED: g.job_id = any (array(select job_id from locked)) → true": PLAN,
+        "CLOSE_REGENERATIONS: for update → nothing": ORDER,
+        "CANCEL_ASKED: for update → nothing": ORDER,
+    },
+    "store/render_jobs.py": {
+        "_IS_DUE: reaps < 2 → true": (
+            "the second part of the union is there for the others that are due"
+        ),
+        "_IS_DUE: reaps < 2 → reaps <= 2": (
+            "the second part of the union is there for the others that are due"
+        ),
+        "_IS_DUE: priority = band.priority → true": (
+            "every priority is one of the four bands; this keeps the planner to the index"
+        ),
+        "_IS_DUE: limit 1 → nothing": FIRST_ROW,
+        "_IS_DUE: reaps >= 2 → true": "the first part of the union is there for the others",
+        "_IS_DUE: limit 1 → nothing #2": FIRST_ROW,
+        "CLAIM: reaps >= 2 → true": (
+            "asked only where `normal` is empty: of the others none can be had"
+        ),
+        "CLAIM: r.id = any (array(select id from admitted)) → true": PLAN,
+        "RECORD: l.id = a.row_id → true #3": TOKEN,
+    },
+}

@@ -96,14 +96,13 @@ class Trials:
             item
             for item in session.items
             if item.nodeid not in asked["left_out"]
-            and any(item.nodeid.startswith(f"{each}::") for each in asked["tests"])
+            and any(f"{item.nodeid}::".startswith(f"{each}::") for each in asked["tests"])
         ]
         watch.pytest_collection_modifyitems(items)
-        stops = "-x" in asked["options"]
         for place, item in enumerate(items):
             following = items[place + 1] if place + 1 < len(items) else None
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-            if watch.failed and stops:
+            if watch.failed:
                 break
         session._setupstate.teardown_exact(None)
         self.output.with_suffix(".failed").write_text(json.dumps(watch.failed))

@@ -64,6 +64,7 @@ class Reader:
         self._session = Database(self.server, "sume_mutants_reader").session(autocommit=True)
         self._empty = Database(self.server, "sume_mutants_empty").session()
         self._originals: dict[str, set[str]] = {}
+        self._lock = threading.Lock()
 
     def close(self) -> None:
         self._session.close()
@@ -71,6 +72,10 @@ class Reader:
         self.server.stop()
 
     def can_read(self, mutant: Mutant) -> bool:
+        with self._lock:
+            return self._can_read(mutant)
+
+    def _can_read(self, mutant: Mutant) -> bool:
         text = (ROOT / LAYER / mutant.path).read_text()
         if mutant.path.endswith(".sql"):
             return self._can_migrate(mutant)
@@ -150,19 +155,19 @@ class Stage:
         return all(each.startswith("tests/database/test_") for each in self.tests)
 
 
-class Red:
-    """The tests of each set that fail without any mutant, found once for all processes."""
+class Known:
+    """The tests that noticed a mutant and are known to pass without one, and those that do not."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.tests: dict[Sequence[str], list[str]] = {}
+        self.green: set[str] = set()
+        self.red: list[str] = []
 
 
 class Bench:
     """A copy of the repository to mutate, and the process that runs its tests."""
 
-    def __init__(self, folder: Path, server: Server, red: Red) -> None:
-        self.folder, self._server, self._red = folder, server, red
+    def __init__(self, folder: Path, server: Server, known: Known) -> None:
+        self.folder, self._server, self._known = folder, server, known
         ignored = shutil.ignore_patterns(".git", ".venv*", ".aws-sam", ".local", "__pycache__")
         shutil.copytree(ROOT, folder, ignore=ignored)
         self._touched = 1_000_000_000
@@ -204,20 +209,33 @@ class Bench:
         original = file.read_text()
         took = 0.0
         for stage in stages:
-            with self._red.lock:
-                if stage.tests not in self._red.tests:
-                    self._red.tests[stage.tests] = self._fail_already(stage)
             near = [name for name in likely if _is_among(name, stage.tests)]
-            self._write(file, mutant.applied_to(original))
-            try:
-                with self._template(mutant) as template:
-                    answer = self._run(stage, near, ["-x"], template)
-            finally:
-                self._write(file, original)
-            took += answer["seconds"]
-            if answer["outcome"] != "passed":
-                return "killed", (answer["failed"] or [answer["outcome"]])[0], took
+            killer = None
+            while killer is None or killer in self._known.red:
+                self._write(file, mutant.applied_to(original))
+                try:
+                    with self._template(mutant) as template:
+                        answer = self._run(stage, stage.tests, near, template)
+                finally:
+                    self._write(file, original)
+                took += answer["seconds"]
+                if answer["outcome"] == "passed":
+                    break
+                killer = (answer["failed"] or [answer["outcome"]])[0]
+                self._check(stage, killer)
+            else:
+                return "killed", killer, took
         return "survived", "", took
+
+    def _check(self, stage: Stage, killer: str) -> None:
+        """Ask once whether a test that noticed a mutant passes without one."""
+        if "::" not in killer or killer in self._known.green | set(self._known.red):
+            return
+        if self._run(stage, [killer], [], TEMPLATE)["outcome"] == "passed":
+            self._known.green.add(killer)
+        else:
+            self._known.red.append(killer)
+            print(f"left out, it fails without any mutant: {killer}", flush=True)
 
     @contextlib.contextmanager
     def _template(self, mutant: Mutant) -> Iterator[str]:
@@ -232,16 +250,6 @@ class Bench:
         finally:
             drop_database(self._server, name)
 
-    def _fail_already(self, stage: Stage) -> list[str]:
-        """The tests that fail without any mutant: they cannot tell anything, and are left out."""
-        answer = self._run(stage, [], [], TEMPLATE)
-        if answer["outcome"] == "hung":
-            raise RuntimeError(f"{stage.tests} take longer than {stage.seconds} s")
-        failed: list[str] = answer["failed"]
-        for name in failed:
-            print(f"left out, it fails without any mutant: {name}", flush=True)
-        return failed
-
     def _write(self, file: Path, text: str) -> None:
         """Write a file under a time of its own, by which compiled files are known to be old."""
         file.write_text(text)
@@ -249,16 +257,16 @@ class Bench:
         os.utime(file, (self._touched, self._touched))
 
     def _run(
-        self, stage: Stage, likely: list[str], options: list[str], template: str
+        self, stage: Stage, tests: Sequence[str], likely: list[str], template: str
     ) -> dict[str, Any]:
         worker = self._worker(stage)
         assert worker.stdin is not None
         assert worker.stdout is not None
         asked = {
-            "tests": list(stage.tests),
+            "tests": list(tests),
             "likely": likely,
-            "options": [*options, *stage.options],
-            "left_out": self._red.tests.get(stage.tests, []),
+            "options": ["-x", *stage.options],
+            "left_out": self._known.red,
             "seconds": stage.seconds,
             "template": template,
         }

@@ -32,7 +32,7 @@ from typing import Any
 
 from tests.reliability.mutant_equivalents import EQUIVALENT
 from tests.reliability.mutant_sources import Mutant, mutants_of
-from tests.reliability.mutant_trials import LAYER, ROOT, Bench, Reader, Red, Stage
+from tests.reliability.mutant_trials import LAYER, ROOT, Bench, Known, Reader, Stage
 
 RESULTS = ROOT / ".local" / "mutants.jsonl"
 
@@ -222,6 +222,8 @@ def report(mutants: Iterable[Mutant], results: Results) -> int:
     for mutant in mutants:
         reason = equivalence(mutant)
         outcome = "equivalent" if reason else results.outcome(mutant) or "not tried"
+        if outcome == "unreadable":
+            continue
         rows[mutant.path][outcome] += 1
         if outcome == "survived":
             open_ones.append(f"survived: {mutant.path}:{mutant.line} {mutant.change}")
@@ -265,16 +267,15 @@ def main(arguments: list[str] | None = None) -> int:
     mutants = [
         each for part in given.only for each in all_mutants(part) if given.match in each.change
     ]
+    if given.report:
+        return bool(report(mutants, results))
     reader = Reader()
     try:
-        mutants = [each for each in mutants if reader.can_read(each)]
-        if given.report:
-            return bool(report(mutants, results))
         waiting = [
             each
             for each in mutants
             if equivalence(each) is None
-            and results.outcome(each) != "killed"
+            and results.outcome(each) not in ("killed", "unreadable")
             and not (given.new_only and results.outcome(each))
         ]
         if given.sample is not None and given.sample < len(waiting):
@@ -300,6 +301,9 @@ def _try_all(
         try:
             while left and time.monotonic() < until and not failures:
                 mutant = left.pop()
+                if not reader.can_read(mutant):
+                    results.add(mutant, "unreadable", "", 0.0)
+                    continue
                 sets = sets_of(mutant.path)
                 assert sets is not None
                 stages = [
@@ -318,8 +322,10 @@ def _try_all(
 
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
-        red = Red()
-        benches = [Bench(Path(folder) / f"{n}", reader.server, red) for n in range(given.processes)]
+        known = Known()
+        benches = [
+            Bench(Path(folder) / f"{n}", reader.server, known) for n in range(given.processes)
+        ]
         threads = [threading.Thread(target=work, args=(bench,)) for bench in benches]
         for thread in threads:
             thread.start()

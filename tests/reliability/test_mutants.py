@@ -9,7 +9,7 @@ import pytest
 
 from tests.reliability.mutant_equivalents import EQUIVALENT
 from tests.reliability.mutant_sources import mutants_of
-from tests.reliability.mutant_trials import Bench, Red, Stage
+from tests.reliability.mutant_trials import Bench, Known, Stage
 from tests.reliability.mutants import all_mutants, equivalence, sets_of
 from tests.support.postgres import Server
 
@@ -115,7 +115,7 @@ def test_a_drawn_share_is_noticed(postgres: Server, tmp_path: Path) -> None:
         for mutant in all_mutants(path)
         if equivalence(mutant) is None
     ]
-    bench = Bench(tmp_path / "copy", postgres, Red())
+    bench = Bench(tmp_path / "copy", postgres, Known())
     try:
         for mutant in random.Random(1).sample(pure, DRAWN):
             sets = sets_of(mutant.path)

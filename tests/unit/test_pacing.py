@@ -6,6 +6,7 @@ import math
 import random
 from bisect import bisect_left
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sume_jobs.decisions.pacing import (
@@ -114,6 +115,15 @@ def test_a_busy_run_uses_nearly_all_of_the_budget(budget: int, width: int) -> No
 @given(budgets, st.floats(0.0, 1e9), st.integers(1, 1000))
 def test_a_wait_for_tokens_is_in_bounds(budget: int, debt: float, wanted: int) -> None:
     assert SHORTEST_WAIT <= pace(budget).wait_for_token(debt, wanted) <= LONGEST_WAIT
+
+
+def test_a_wait_is_for_the_tokens_that_are_wanted_up_to_half_a_bucket() -> None:
+    rate = Pace(rate=10.0, capacity=10.0)
+    # The bucket is empty, a token comes every tenth of a second.
+    for wanted, tokens in ((1, 1), (3, 3), (5, 5), (6, 5), (100, 5)):
+        assert rate.wait_for_token(1.0, wanted) == pytest.approx(tokens / 10)
+    assert Pace(rate=1.0, capacity=1.0).wait_for_token(1.0, 1) == pytest.approx(1.0)
+    assert rate.wait_for_token(0.0, 1) == SHORTEST_WAIT, "there are tokens"
 
 
 @given(budgets, st.floats(-1e6, 1e9))

@@ -23,6 +23,10 @@ def test_moves(current: str, new: str) -> None:
     assert may_move(current, new) == ((current, new) in ALLOWED)  # type: ignore[arg-type]
 
 
+def test_the_five_statuses() -> None:
+    assert set(ORDER) == {status for move in ALLOWED for status in move}
+
+
 def test_the_ends() -> None:
     assert {"completed", "failed", "canceled"} == TERMINAL
 

@@ -321,8 +321,8 @@ def claim_cancels(database: Database, wanted: int, lease: float) -> list[str]:
 
 CANCEL_ASKED: Final = """
 update gen_job
-   set cancel_due_at = case when %(again)s::float8 is not null and cancel_due_at is not null
-                            then now() + make_interval(secs => %(again)s) end,
+   set cancel_due_at = case when cancel_due_at is not null
+                            then now() + make_interval(secs => %(again)s::float8) end,
        next_poll_at = case when next_poll_at is not null then least(next_poll_at, now()) end
  where job_id = any (array(select job_id from gen_job where job_id = %(job_id)s for update))"""
 
