@@ -19,6 +19,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import sys
 import threading
 import time
@@ -27,6 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -36,15 +38,17 @@ sys.path[:0] = [str(ROOT), str(ROOT / "shared")]
 
 import psycopg
 from psycopg.rows import dict_row
-from sume_jobs import runtime, targets, telemetry
+from sume_jobs import artifacts, bucket, runtime, targets, telemetry
 from sume_jobs.decisions.follow_up_event import Message
 from sume_jobs.decisions.outcomes import Answer, NoAnswer
-from sume_jobs.flows import dispatch, paced_run, poll, submit, time_left, webhook
+from sume_jobs.flows import archive, dispatch, paced_run, poll, submit, time_left, webhook
 from sume_jobs.secrets import Secrets
 from sume_jobs.settings import Settings
 from sume_jobs.store import (
+    enqueue,
     follow_ups,
     gen_jobs,
+    job_views,
     levels,
     migrations,
     pace,
@@ -53,6 +57,8 @@ from sume_jobs.store import (
     webhook_events,
 )
 
+from functions.api import app as api_app
+from functions.archive import app as archive_app
 from functions.dispatch import app as dispatch_app
 from functions.poll import app as poll_app
 from functions.reap import app as reap_app
@@ -65,7 +71,9 @@ from local.fake_sume.behaviour import NORMAL
 from local.fake_sume.options import Options
 from local.fake_sume.service import Received, Service
 from tests.reliability import invariants
+from tests.reliability.callers import Archive, Clients, Operator, StepBucket, step_download
 from tests.reliability.invariants import Violation
+from tests.reliability.parallel import cores, spread
 from tests.reliability.world import (
     Actor,
     Killed,
@@ -89,16 +97,48 @@ HANDLERS: dict[str, Callable[[Any, Any], Any]] = {
     "reap": reap_app.handler,
     "webhook": webhook_app.handler,
     "dispatch": dispatch_app.handler,
+    "api": api_app.handler,
+    "archive": archive_app.handler,
 }
-LAMBDA_SECONDS = {"submit": 60.0, "poll": 60.0, "reap": 60.0, "webhook": 10.0, "dispatch": 60.0}
-# How many invocations of each function may overlap.
-OVERLAP = {"submit": 3, "poll": 2, "reap": 2, "webhook": 3, "dispatch": 2}
+LAMBDA_SECONDS = {
+    "submit": 60.0,
+    "poll": 60.0,
+    "reap": 60.0,
+    "webhook": 10.0,
+    "dispatch": 60.0,
+    "api": 15.0,
+    "archive": 300.0,
+}
+# How many invocations of each function may overlap. The API's router keeps its request in itself,
+# so that two in one process would mix: on Lambda, there is one at a time.
+OVERLAP = {
+    "submit": 3,
+    "poll": 2,
+    "reap": 2,
+    "webhook": 3,
+    "dispatch": 2,
+    "api": 1,
+    "archive": 2,
+}
+
+
+STORES = (
+    render_jobs,
+    gen_jobs,
+    webhook_events,
+    follow_ups,
+    pace,
+    retention,
+    levels,
+    enqueue,
+    job_views,
+)
 
 
 def statement_names() -> dict[str, str]:
     """The text of every statement of the layer, and what to call it."""
     names = {}
-    for module in (render_jobs, gen_jobs, webhook_events, follow_ups, pace, retention, levels):
+    for module in STORES:
         for name, value in vars(module).items():
             if isinstance(value, str) and name.isupper():
                 names[value] = f"{module.__name__.rpartition('.')[2]}.{name.lower()}"
@@ -280,6 +320,8 @@ class Simulation:
         self.taken: list[tuple[str, str]] = []
         self.accepted_at: dict[str, float] = {}
         self.numbers: Counter[str] = Counter()
+        self.clients, self.operator = Clients(self), Operator(self)
+        self.archive = Archive(self)
         self.fake = ground.fake(seed) if self.by_socket else None
         self.settings = self._settings()
         self.generations = self.settings.max_generations
@@ -313,6 +355,8 @@ class Simulation:
             environment["SUME_WEBHOOK_URL"] = "https://hooks.example.invalid/webhooks/sume"
         if self.random.random() < 0.5:
             environment["FOLLOW_UP_QUEUE_URL"] = "https://queue.example.invalid/follow-ups"
+            if self.random.random() < 0.5:
+                environment["ARCHIVE_BUCKET"] = "archive"
         return Settings.from_environment(environment)
 
     # Faults -------------------------------------------------------------------------------------
@@ -331,6 +375,13 @@ class Simulation:
             self.figures.faults[f"{kind}: {fault}"] += 1
             if fault not in ("held",):
                 actor.faults += 1
+        return fault
+
+    def draw(self, place: str, table: dict[str, float]) -> str:
+        """What goes wrong at a place beside database and Sume; "" for nothing."""
+        fault = "" if self.calm else drawn(self.random, table)
+        if fault:
+            self.figures.faults[f"{place}: {fault}"] += 1
         return fault
 
     # Sume ---------------------------------------------------------------------------------------
@@ -583,7 +634,7 @@ class Simulation:
         )
         return bool(found)
 
-    def _as_app(self, what: str, work: Callable[[StepDatabase], Any]) -> None:
+    def as_app(self, what: str, work: Callable[[StepDatabase], Any]) -> None:
         """A statement of the team's own app; one at a time, without faults."""
         self.numbers["app"] += 1
         actor = Actor(f"app-{self.numbers['app']}")
@@ -604,6 +655,10 @@ class Simulation:
         actor.at_end = at_end
         self.world.begin(actor, run)
 
+    def is_gone(self, row: int) -> bool:
+        """Whether retention took a row away."""
+        return bool(self.ground.query("select from test_history.gone where id = %s", row))
+
     def _insert(self) -> None:
         prompt = f"prompt {self.random.randrange(1000)}"
         self.ground.admin.execute(
@@ -615,7 +670,7 @@ class Simulation:
 
     def _cancel(self) -> None:
         row = self.random.randrange(1, self.figures.rows + 1)
-        self._as_app(
+        self.as_app(
             f"cancel of row {row}", lambda database: render_jobs.request_cancel(database, row)
         )
 
@@ -640,7 +695,11 @@ class Simulation:
         number = choose.random()
         if ready and number < 0.72:
             world.resume(choose.choice(ready))
-        elif number < 0.84:
+        elif number < 0.74 and self.figures.rows < 6:
+            self.clients.act()
+        elif number < 0.77 and self.archive.records:
+            self.archive.act()
+        elif number < 0.85:
             name = choose.choice(("submit", "submit", "submit", "poll", "poll", "reap", "dispatch"))
             self.invoke(name)
         elif number < 0.89:
@@ -651,8 +710,10 @@ class Simulation:
             self._let_time_pass()
         elif number < 0.98 and self.figures.rows < 6:
             self._insert()
-        elif number < 0.985:
+        elif number < 0.983:
             self._cancel()
+        elif number < 0.987:
+            self.operator.act()
         elif number < 0.995 and world.actors:
             self.figures.faults["killed at any place"] += 1
             self.world.kill(choose.choice(world.actors))
@@ -724,6 +785,12 @@ class Simulation:
             for post in list(self.posts):
                 self._deliver(post)
                 self._drain()
+            for _ in list(self.archive.records):
+                if self.archive.records:
+                    self.archive.act()
+                    self._drain()
+            self.clients.finish()
+            self._drain()
             if not self._unrest():
                 return
             world.say("time", "17 minutes pass")
@@ -735,6 +802,7 @@ class Simulation:
 
     def _unrest(self) -> list[str]:
         waiting = invariants.unrest(self.ground.query)
+        waiting += [f"record {each['body']} waits" for each in self.archive.records]
         if not waiting and self.settings.follow_up_queue_url:
             waiting = [
                 f"follow-up {row['id']} waits"
@@ -749,11 +817,14 @@ class Simulation:
         self.figures.statements, self.figures.calls = self.world.statements, self.world.calls
         self.figures.lock_waits = self.world.blocked_ever
         invariants.check_bills(book.billed_by_key, self.sent)
-        invariants.check_history(query, self.generations)
+        raised = self.operator.raised
+        invariants.check_history(query, self.generations, raised)
         gone = {row["id"]: row for row in query("select * from test_history.gone")}
         has_queue = bool(self.settings.follow_up_queue_url)
         invariants.check_follow_ups(query, gone)
-        invariants.check_rest(query, book.jobs, gone, owes_follow_ups=has_queue)
+        invariants.check_rest(query, book.jobs, gone, has_queue, raised)
+        self.clients.check(gone)
+        self.archive.check(gone)
         if has_queue:
             invariants.check_dispatched(query, self.taken, gone)
 
@@ -762,6 +833,7 @@ class Simulation:
         """The product's modules see the world's clock, threads, connections and network."""
         clock: Any = StepTime(lambda: self.world, EPOCH)
         StepClient.transport = staticmethod(self.transport)
+        StepBucket.archive = self.archive
         ids = random.Random(self.seed)
         numbers = mock.Mock()
         numbers.uuid4 = lambda: uuid.UUID(int=ids.getrandbits(128))
@@ -773,7 +845,7 @@ class Simulation:
             return run
 
         random.seed(self.seed)
-        clocked = (paced_run, submit, poll, webhook, dispatch, time_left)
+        clocked = (paced_run, submit, poll, webhook, dispatch, archive, time_left)
         changes: list[tuple[Any, str, Any]] = [
             *((module, "time", clock) for module in clocked),
             (paced_run, "ThreadPoolExecutor", StepPool),
@@ -783,6 +855,9 @@ class Simulation:
             (runtime, "current", lambda _seconds_left: _here.runtime),
             (fake_model, "uuid", numbers),
             (targets, "open_targets", lambda _settings: [StepTarget(self)]),
+            (targets, "deliver_later", _silent),
+            (bucket, "Bucket", StepBucket),
+            (artifacts, "download", step_download),
             *((telemetry, name, _silent) for name in TOLD),
         ]
         with _replaced(changes):
@@ -822,15 +897,15 @@ class StepTarget:
         simulation, actor = self._simulation, current().actor
         world = simulation.world
         world.pause()
-        fault = "" if simulation.calm else drawn(simulation.random, TARGET_FAULTS)
-        if fault:
-            simulation.figures.faults[f"queue: {fault}"] += 1
+        fault = simulation.draw("queue", TARGET_FAULTS)
         refused: dict[str, str] = {}
         for message in messages:
             if fault == "refuses some" and simulation.random.random() < 0.5:
                 refused[message.id] = "InternalError"
             elif fault not in ("unreachable", "killed before"):
                 simulation.taken.append((message.id, message.body))
+                if simulation.settings.archive_bucket:
+                    simulation.archive.take(message.id, message.body)
         world.say(actor.name, f"sends {len(messages) - len(refused)} follow-ups {fault}".rstrip())
         if fault in ("unreachable", "answer lost"):
             raise targets.TargetUnavailable("EndpointConnectionError")
@@ -873,9 +948,13 @@ def _spoiled(answer: Answer | NoAnswer, fault: str) -> Answer | NoAnswer:
     return answer
 
 
+_INSTANT = re.compile(r"\d{4}-\d\d-\d\dT[0-9:.+]+")
+
+
 def _result(result: Any) -> str:
     if isinstance(result, dict) and "statusCode" in result:
-        return f"{result['statusCode']} {result['body']}"
+        # Without the instants, which are the database's own.
+        return f"{result['statusCode']} {_INSTANT.sub('…', result['body'])}"
     return " ".join(f"{name}={value}" for name, value in (result or {}).items() if value)
 
 
@@ -983,44 +1062,75 @@ def fingerprint(simulation: Simulation) -> str:
     return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
-def run_seeds(
-    ground: Ground, seeds: range, seconds: float, say: Callable[[str], None], least: int = 0
-) -> Figures:
-    """Run seeds until they are done, or until the time is over and `least` are done.
+MOST_VIOLATIONS = 10
+# Seeds that a process takes at once.
+CHUNK = 10
 
-    Stops at ten violations, and when interrupted.
-    """
+
+def run_seeds(
+    ground: Ground, seeds: range, seconds: float = float("inf"), least: int = 0
+) -> Figures:
+    """Run seeds until they are done, or until the time is over and `least` are done."""
     figures, started = Figures(), time.monotonic()
     for seed in seeds:
-        try:
-            simulation, violation = ground.run(seed)
-        except KeyboardInterrupt:
-            say(f"interrupted in seed {seed}")
-            break
+        simulation, violation = ground.run(seed)
         figures.add(simulation.figures)
         if violation is not None:
             figures.violations[seed] = str(violation)
-            say(f"seed {seed}: {violation}")
-            if len(figures.violations) >= 10:
+            if len(figures.violations) >= MOST_VIOLATIONS:
                 break
-        if figures.seeds % 500 == 0:
-            say(f"{figures.seeds} seeds, {time.monotonic() - started:.0f} s")
         if time.monotonic() - started > seconds and figures.seeds >= least:
             break
     figures.seconds = time.monotonic() - started
     return figures
 
 
+@contextmanager
+def grounds(server: Server) -> Iterator[Ground]:
+    """A ground on a server."""
+    ground = Ground(server)
+    try:
+        yield ground
+    finally:
+        ground.close()
+
+
+def run_on_all_cores(
+    server: Server, seeds: range, seconds: float, processes: int, say: Callable[[str], None]
+) -> Figures:
+    """Run seeds in processes. Stops at ten violations, after the time, and when interrupted."""
+    figures, started = Figures(), time.monotonic()
+    chunks = [seeds[first : first + CHUNK] for first in range(0, len(seeds), CHUNK)]
+    told = 0
+    try:
+        for part in spread(partial(grounds, server), run_seeds, chunks, processes):
+            figures.add(part)
+            for seed, violation in part.violations.items():
+                say(f"seed {seed}: {violation}")
+            if figures.seeds - told >= 250:
+                told = figures.seeds
+                say(f"{told} seeds, {time.monotonic() - started:.0f} s")
+            if len(figures.violations) >= MOST_VIOLATIONS:
+                break
+            if time.monotonic() - started > seconds:
+                break
+    except KeyboardInterrupt:
+        say(f"interrupted after {figures.seeds} seeds")
+    figures.seconds = time.monotonic() - started
+    return figures
+
+
 def report(figures: Figures) -> str:
     lines = [
-        f"{figures.seeds} seeds in {figures.seconds:.0f} s: {figures.steps} steps,"
+        f"{figures.seeds} seeds in {figures.seconds:.0f} s"
+        f" ({figures.seeds / max(figures.seconds, 0.1):.1f} a second): {figures.steps} steps,"
         f" {figures.statements} statements, {figures.calls} calls to Sume,"
         f" {figures.rows} rows, {figures.billed} jobs billed,"
         f" {figures.lock_waits} statements that waited for another's lock",
         f"{sum(figures.faults.values())} faults:",
         *(f"  {number:8}  {name}" for name, number in sorted(figures.faults.items())),
         f"{len(figures.violations)} violations",
-        *(f"  seed {seed}: {what}" for seed, what in figures.violations.items()),
+        *(f"  seed {seed}: {what}" for seed, what in sorted(figures.violations.items())),
     ]
     return "\n".join(lines)
 
@@ -1031,24 +1141,27 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="replay one seed and print its history")
     parser.add_argument("--seeds", type=int, default=300, help="how many seeds to run")
     parser.add_argument("--first", type=int, default=1, help="the first of them")
+    parser.add_argument("--processes", type=int, default=cores(), help="at once; all cores without")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after that long")
     given = parser.parse_args(arguments)
     server = Server().start()
     try:
-        ground = Ground(server)
-        try:
-            if given.seed is not None:
+        if given.seed is not None:
+            with grounds(server) as ground:
                 simulation, violation = ground.run(given.seed)
-                print("\n".join(simulation.world.history))
-                print(f"fingerprint {fingerprint(simulation)}")
-                print(f"VIOLATION {violation}" if violation else "every promise held")
-                return violation is not None
-            seeds = range(given.first, given.first + given.seeds)
-            figures = run_seeds(ground, seeds, given.seconds, lambda text: print(text, flush=True))
-            print(report(figures))
-            return bool(figures.violations)
-        finally:
-            ground.close()
+            print("\n".join(simulation.world.history))
+            print(f"fingerprint {fingerprint(simulation)}")
+            print(f"VIOLATION {violation}" if violation else "every promise held")
+            return violation is not None
+        figures = run_on_all_cores(
+            server,
+            range(given.first, given.first + given.seeds),
+            given.seconds,
+            given.processes,
+            lambda text: print(text, flush=True),
+        )
+        print(report(figures))
+        return bool(figures.violations)
     finally:
         server.stop()
 

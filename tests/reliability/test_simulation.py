@@ -24,7 +24,7 @@ def ground(postgres: Server) -> Iterator[Ground]:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_the_promises_hold_for_every_seed(ground: Ground) -> None:
-    figures = run_seeds(ground, SEEDS, BUDGET, print, least=30)
+    figures = run_seeds(ground, SEEDS, BUDGET, least=30)
     print(report(figures))
     assert not figures.violations
     # That much happens at least, or the simulation shows nothing.
