@@ -233,3 +233,15 @@ def test_beside_a_backlog_that_is_not_known_yet(backlog: Database) -> None:
 def test_beside_a_backlog_that_is_known(backlog: Database) -> None:
     backlog.execute("analyze")
     check(backlog, BESIDE_A_BACKLOG)
+
+
+def test_due_jobs_behind_as_many_ended_ones(backlog: Database) -> None:
+    """The planner thinks that every second row of the table is due, and they lie at its end."""
+    with backlog.connection.transaction():
+        backlog.execute("set local session_replication_role = replica")
+        backlog.execute(
+            "update gen_job set status = 'completed', next_poll_at = null where ctid = any (array("
+            "select ctid from gen_job order by ctid limit (select count(*) / 2 from gen_job)))"
+        )
+    backlog.execute("vacuum analyze gen_job")
+    check(backlog, ("claim due jobs",))
