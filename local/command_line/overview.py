@@ -82,7 +82,7 @@ def collect(session: Session) -> dict[str, Any]:
         }
         for name, debt in pace.debts(session.database).items()
     ]
-    return {**stats.collect(session.database), "budgets": budgets}
+    return {**stats.collect(session.database, settings.daily_limit), "budgets": budgets}
 
 
 def paragraphs(found: dict[str, Any]) -> list["RenderableType"]:
@@ -121,7 +121,7 @@ def paragraphs(found: dict[str, Any]) -> list["RenderableType"]:
     parts.append(
         f"Oldest waiting {duration(found['oldest_waiting_seconds'])}, oldest at Sume "
         f"{duration(found['oldest_at_sume_seconds'])}; {found['came_a_minute']} came and "
-        f"{found['ended_a_minute']} ended in the last minute.{_day(found.get('day'))}"
+        f"{found['ended_a_minute']} ended in the last minute.{_day(found['day'])}"
     )
     in_need = found["needs_attention"][:SHOWN]
     if in_need:
@@ -164,9 +164,7 @@ def gate_words(gate: dict[str, Any]) -> str:
     return " ".join(parts)
 
 
-def _day(day: dict[str, Any] | None) -> str:
-    if day is None:
-        return ""
+def _day(day: dict[str, Any]) -> str:
     if day["limit"] is None:
         return f" {day['sent']} sent this UTC day."
     text = f" {day['sent']} of {day['limit']} sent this UTC day"

@@ -53,6 +53,7 @@ def prune(
         output.say("Nothing was deleted.")
         return ACT
     found["rows_deleted"] = retention.purge(session.database, age, key_life, lambda: True)
+    retention.purge_strays(session.database, age, key_life, lambda: True)
     while went := webhook_events.purge_old(session.database, age):
         found["webhook_events_deleted"] += went
     rows, events = found["rows_deleted"], found["webhook_events_deleted"]

@@ -40,6 +40,17 @@ def test_the_status_counts_states_and_shows_what_needs_a_person(run: Run, bundle
     assert "2 waiting to be sent" in text
     assert "The generation failed at Sume (content_policy)." in text
     assert "Oldest waiting" in text
+    assert "1 sent this UTC day." in text
+
+
+def test_the_status_says_that_the_day_is_full(
+    run: Run, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle.accepted(2)
+    monkeypatch.setenv("SUBMIT_DAILY_LIMIT", "3")
+    assert "2 of 3 sent this UTC day." in run("status").output
+    monkeypatch.setenv("SUBMIT_DAILY_LIMIT", "2")
+    assert "2 of 2 sent this UTC day: nothing more is sent for " in run("status").output
 
 
 def test_the_status_says_why_a_gate_is_closed(run: Run, database: Database) -> None:

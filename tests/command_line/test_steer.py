@@ -27,8 +27,11 @@ def test_a_new_generation_is_billed_anew_and_under_another_key(
 ) -> None:
     row, job = bundle.job()
     bundle.W(event_body(job, "failed"))
+    assert database.row(row)["counted_at"] is not None
     ran = run("retry", str(row), "--yes", "--json")
     assert ran.status == 0
+    # It is counted once more, in the day in which it is sent.
+    assert database.row(row)["counted_at"] is None
     assert ran.document["jobs"] == [
         {"id": row, "outcome": "new_generation", "reason": None, "generation": 2}
     ]
