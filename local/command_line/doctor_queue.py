@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from sume_jobs import targets
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 def check_queue(database: Database, settings: Settings, limits: Limits) -> Iterator[Finding]:
     """Look at the gates and at what does not move on as it should."""
-    closed = list(_check_gates(database))
-    yield from closed
+    yield from _check_gates(database)
+    yield from _check_day(database, settings)
     waiting = levels.read(database)
     queue = health.queue(database, settings.claim_timeout + limits.late, limits.late)
     oldest = waiting.oldest_pending_seconds
@@ -61,6 +62,14 @@ def _check_gates(database: Database) -> Iterator[Finding]:
         name = gate["name"]
         if not gate["is_closed"]:
             yield ok("gates", f"the gate for {name} is open")
+        elif gate["closed_for"] == math.inf:
+            yield problem(
+                "gates",
+                f"the gate for {name} is closed until a person opens it: {gate['reason']}"
+                + (f" ({gate['detail']})" if gate["detail"] else ""),
+                "money may be spent twice: look into it first (AnomalyStop in docs/runbook.md, "
+                "./sume-jobs audit), then ./sume-jobs gate open",
+            )
         elif gate["closed_for"] > 0:
             yield warning(
                 "gates",
@@ -74,6 +83,21 @@ def _check_gates(database: Database) -> Iterator[Finding]:
                 "gates",
                 f"the gate for {name} is half open after {gate['reason']}: one request will probe",
             )
+
+
+def _check_day(database: Database, settings: Settings) -> Iterator[Finding]:
+    limit, day = settings.daily_limit, pace.day(database)
+    if not limit:
+        yield ok("budget", f"{number(day['sent'], 'job')} sent this UTC day; no limit is set")
+    elif day["sent"] >= limit:
+        yield warning(
+            "budget",
+            f"the {limit:,} jobs of this UTC day are used up (SUBMIT_DAILY_LIMIT), for "
+            f"{duration(day['ends_in'])} more",
+            "rows wait until midnight UTC, or until the limit is raised",
+        )
+    else:
+        yield ok("budget", f"{day['sent']:,} of {limit:,} jobs sent this UTC day")
 
 
 def _check_stuck(queue: health.Queue, limits: Limits) -> Iterator[Finding]:

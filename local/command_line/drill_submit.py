@@ -104,20 +104,33 @@ def overlapping_workers(world: World) -> None:
 
 
 def key_collision(world: World) -> None:
-    """A restored copy of the database has used a row's key before."""
-    (row,) = world.enqueue()
-    other = world.submit_as_another(row)
-    world.did("another database sent a request with this row's key")
+    """A restored copy of the database has used the keys of three rows before."""
+    rows = world.enqueue(3)
+    others = [world.submit_as_another(row) for row in rows]
+    world.did("another database sent requests with their keys")
     world.invoke("submit")
-    world.did("sent the row")
-    found = world.row(row)
+    world.did("sent the rows")
+    found = [world.row(row) for row in rows]
+    codes = {each["error_code"] for each in found}
     world.holds(
-        "the other's job was not adopted",
-        found["sume_job_id"] is None and found["error_code"] == "idempotency_key_collision",
-        f"{found['status']}, {found['error_code']}",
+        "the other's jobs were not adopted",
+        codes == {"idempotency_key_collision"} and not any(each["sume_job_id"] for each in found),
+        ", ".join(map(str, codes)),
     )
-    kept = world.count("job_conflict", f"job_id = '{other}'")
-    world.holds("the conflict was kept", kept == 1, f"{kept} in job_conflict")
+    kept = world.count("job_conflict")
+    world.holds("the conflicts were kept", kept == len(others), f"{kept} in job_conflict")
+    (innocent,) = world.enqueue()
+    world.later()
+    before = world.submits()
+    world.invoke("submit")
+    sent = world.submits() - before
+    world.did("another row, an hour later")
+    world.holds("nothing is sent until a person has looked", sent == 0, f"{sent} requests")
+    world.execute("update pace_gate set closed_until = now() where closed_until = 'infinity'")
+    world.did("a person opened the gate")
+    world.invoke("submit")
+    status = world.row(innocent)["status"]
+    world.holds("then it goes on", status == "submitted", status)
 
 
 def poison_row(world: World) -> None:

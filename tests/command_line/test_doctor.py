@@ -414,6 +414,13 @@ JOB = "insert into gen_job (job_id, idempotency_key, next_poll_at) values ('job_
             "outage",
         ),
         (
+            "update pace_gate set closed_until = 'infinity', reason = 'key_collision',"
+            " detail = 'row 7' where name = 'writes'",
+            "gates",
+            "problem",
+            "until a person opens it: key_collision (row 7)",
+        ),
+        (
             f"insert into render_jobs (prompt, run_after) values ('p', {OLD})",
             "queue",
             "warning",
@@ -472,6 +479,17 @@ def test_a_half_open_gate_is_told(look: Look, database: Database) -> None:
     findings = look()
     assert faults(findings) == []
     assert "half open after http_503" in said(findings, "gates")
+
+
+def test_the_jobs_of_the_day(look: Look, database: Database) -> None:
+    database.execute(
+        "update pace_budget set day_sent = 5, day_ends = now() + interval '1 hour'"
+        " where name = 'writes'"
+    )
+    assert "5 of 6 jobs sent this UTC day" in said(look(SUBMIT_DAILY_LIMIT="6"), "budget")
+    findings = look(SUBMIT_DAILY_LIMIT="5")
+    assert faults(findings) == [("budget", "warning")]
+    assert "SUBMIT_DAILY_LIMIT" in said(findings, "budget")
 
 
 def test_follow_ups_that_are_not_handed_on(look: Look, database: Database) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -122,6 +123,13 @@ def test_scenarios_are_listed(run_anywhere: Callable[..., Ran]) -> None:
     listed = run_anywhere("drill", "--list", "--json").document
     assert listed == {name_of(each): title_of(each) for each in SCENARIOS}
     assert "killed-after-accept" in run_anywhere("drill", "--list").output
+
+
+def test_the_page_tells_every_scenario(root: Path) -> None:
+    page = (root / "docs" / "command-line.md").read_text(encoding="utf-8")
+    section = page.split("### `drill")[1].split("\n## ")[0]
+    told = dict(re.findall(r"^\| `([a-z0-9-]+)` \| (.*) \|$", section, re.MULTILINE))
+    assert told == {name_of(each): title_of(each) for each in SCENARIOS}
 
 
 def test_an_unknown_scenario_is_named(run_anywhere: Callable[..., Ran]) -> None:
