@@ -265,13 +265,13 @@ class Recorded:
 
 
 # The common case by itself, since the whole table of cases takes twice as long: a row that waits
-# for its first job, and a job that nobody knows. Every other answer is left to RECORD.
+# for its first job and was sent, and a job that nobody knows. Every other answer is left to RECORD.
 RECORD_NEW: Final = """
 with answer as materialized (
   select * from unnest(%(ids)s::bigint[], %(keys)s::text[], %(job_ids)s::text[], %(request_ids)s::text[])
          as a (row_id, key, job_id, request_id)),
 locked as materialized (
-  select id, sume_job_id, idempotency_key, cancel_requested_at
+  select id, sume_job_id, idempotency_key, cancel_requested_at, sends
     from render_jobs where id = any (%(ids)s::bigint[]) order by id for update),
 made as (
   insert into gen_job (job_id, idempotency_key, render_job_id, request_id, next_poll_at,
@@ -281,6 +281,7 @@ made as (
          case when l.cancel_requested_at is not null then now() end
     from answer a
     join locked l on l.id = a.row_id and l.idempotency_key = a.key and l.sume_job_id is null
+     and l.sends > 0
    order by a.job_id, a.row_id
   on conflict do nothing
   returning job_id, render_job_id, request_id)
