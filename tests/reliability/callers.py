@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 REFERENCES = ("a", "b", "c")
 # A deliberate new generation, as the runbook says.
 RAISE = "update render_jobs set generation = generation + 1 where id = %(id)s"
+# The world's clock does not see how long a seed takes: one day's end moves by seconds.
+SAME_DAY = 60.0
 BUCKET_FAULTS = {"unavailable": 6.0, "killed before": 2.0, "killed after": 2.0}
 
 
@@ -127,6 +129,42 @@ class Operator:
             return "done, where there is such a row"
 
         simulation.as_app(f"new generation of row {row}", raise_generation)
+
+    def open_gate(self) -> None:
+        """Open what waits for a person: an old generation's job that turned up is settled."""
+        found = self.simulation.ground.query(
+            "select reason from pace_gate where closed_until = 'infinity'"
+        )
+        if found and not self.raised:
+            raise Violation(f"the gate waits for a person, and nothing was wrong: {found}")
+        if found:
+            self.simulation.ground.settle_gate()
+
+
+@dataclass
+class Purse:
+    """What is spent a day. `ends` are the midnights that claims counted to, on the world's clock.
+
+    Each day takes as many new keys as the limit says, so there are never more bills than that.
+    """
+
+    simulation: Simulation
+    ends: list[float] = field(default_factory=list)
+
+    def see(self, name: str, rows: list[dict[str, Any]]) -> None:
+        """Look at a claim: when does its day end?"""
+        if name == "render_jobs.claim" and rows and rows[0].get("day_left"):
+            end = self.simulation.world.clock + rows[0]["day_left"]
+            if all(abs(end - other) > SAME_DAY for other in self.ends):
+                self.ends.append(end)
+
+    def check(self, billed: int) -> None:
+        """Raise Violation where more was billed than the days allowed."""
+        limit = self.simulation.settings.daily_limit
+        if limit and billed > limit * len(self.ends):
+            raise Violation(
+                f"spent: {billed} bills in {len(self.ends)} days with at most {limit} a day"
+            )
 
 
 @dataclass

@@ -292,10 +292,18 @@ def _rows_are(*counts: int) -> Callable[[Stage], None]:
     return check
 
 
+def _one_a_day(stage: Stage) -> None:
+    """The second row waits for the next day, whatever became of the first."""
+    found = stage.query("select day_sent from pace_budget where name = 'writes'")
+    if found != [{"day_sent": 1}]:
+        raise Violation(f"spent: the day has counted {found}")
+
+
 LIST = [{"prompt": "one", "reference": name} for name in ("a", "b", "c")]
 TO_QUEUE = {"FOLLOW_UP_QUEUE_URL": QUEUE_URL}
 TO_BUS = {"FOLLOW_UP_EVENT_BUS": "jobs"}
 TO_BOTH = TO_QUEUE | TO_BUS
+ONE_A_DAY = {"SUBMIT_DAILY_LIMIT": "1"}
 TO_BUCKET = {"ARCHIVE_BUCKET": "archive"}
 DONE: set[tuple[str, str | None]] = {("submitted", "completed")}
 
@@ -316,6 +324,9 @@ SCENARIOS = [
     Scenario("submit", "cancel_wish_before", _wish_before),
     Scenario("submit", "probe_through_half_open_gate", _half_open, ends=DONE),
     Scenario("submit", "attempts_used_up", _used_up, ends={("failed", None)}),
+    Scenario(
+        "submit", "day_is_full", _rows(count=2), {"SUBMIT_DAILY_LIMIT": "1"}, check=_one_a_day
+    ),
     Scenario("reap", "stale_claims", _stale, ends=DONE),
     Scenario("reap", "key_too_old", _too_old, ends={("failed", None)}),
     Scenario("reap", "another_generation", _failed, {"MAX_GENERATIONS": "2"}),

@@ -302,9 +302,9 @@ def reset_statement(admin: psycopg.Connection[Any]) -> str:
     cleared = "; ".join(f"delete from {row['name']}" for row in tables)
     return (
         f"{cleared}; select setval('render_jobs_id_seq', 1, false);"
-        " update pace_budget set spent_until = '-infinity';"
+        " update pace_budget set spent_until = '-infinity', day_ends = null, day_sent = 0;"
         " update pace_gate set closed_until = null, reason = null, closures = 0,"
-        " probe_until = null, ambiguous = '{}'"
+        " probe_until = null, ambiguous = '{}', detail = null, guarded_from = null"
     )
 
 

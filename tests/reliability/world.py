@@ -137,6 +137,8 @@ class World:
         self.open_transactions: list[Session] = []
         self.fault: Callable[[str, Actor], str] = lambda _kind, _actor: ""
         self.on_time: Callable[[], None] = lambda: None
+        # Sees the rows of every statement, by its name.
+        self.on_rows: Callable[[str, list[dict[str, Any]]], None] = lambda _name, _rows: None
         self.statements = self.calls = 0
         self.blocked_ever = 0
         self.released = False
@@ -333,6 +335,7 @@ class Session:
                 world.open_transactions.append(self)
             cursor = _Kept(self._real.execute(statement, parameters))  # type: ignore[call-overload]
             said = _said(cursor)
+            world.on_rows(name, cursor.rows)
             if held:
                 world.say(actor.name, f"{name}{said}, commit held back")
                 world.pause()
