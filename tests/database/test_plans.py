@@ -72,7 +72,7 @@ def made(
 # A call touches fewer pages than this, or, where it writes or shows many rows, than so many a row:
 # a write touches the pages of each index, and those of follow-up and history.
 MOST = 100
-A_ROW = 35
+A_ROW = 40
 
 
 def event(event_id: str, job_id: str | None, status: str | None = None) -> webhook_events.Event:
