@@ -466,7 +466,7 @@ def test_p79_the_queue_tables_are_tuned(database: Database) -> None:
 
 
 def test_p79_no_full_index_on_status(database: Database) -> None:
-    """Such an index would make every status change a write to it (no HOT update)."""
+    """Such an index would be written at every move; a partial one only for the rows it holds."""
     indexes = database.query(
         "select indexname, indexdef from pg_indexes where schemaname = 'public'"
         " and tablename in ('render_jobs', 'gen_job')"
@@ -474,9 +474,8 @@ def test_p79_no_full_index_on_status(database: Database) -> None:
     for index in indexes:
         definition = index["indexdef"]
         columns = definition[definition.index("(") : definition.index(")")]
-        if "status" in columns.replace("webhook_status", ""):
+        if "status" in columns.replace("webhook_status", "") or "updated_at" in columns:
             assert " WHERE " in definition, definition
-        assert "updated_at" not in columns, definition
 
 
 def test_p79_old_rows_are_purged_and_only_those(
