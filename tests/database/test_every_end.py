@@ -125,7 +125,7 @@ def test_every_follow_up_that_may_be_due(
             assert found.error_code == code, case
 
 
-def test_a_batch_is_bounded_and_another_worker_gets_other_ones(
+def test_a_batch_and_that_of_another_worker(
     database: Database, store: Any, session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_waiting(database, [Waiting(True, True, True, True, 0, "waiting")] * 5)

@@ -67,8 +67,9 @@ def test_every_event(database: Database, store: Any) -> None:
         if not status:
             assert (job["next_poll_at"] is None) == (next_look is None), case
             assert next_look is None or job["next_poll_at"].year != 2999, case
-        again = webhook_events.receive(store, Event(name, "{}", name, status="canceled"))
-        assert (again.outcome, again.contradicts) == ("duplicate", False), case
+        for late in (None, "canceled"):
+            again = webhook_events.receive(store, Event(name, "{}", name, status=late))
+            assert (again.outcome, again.contradicts) == ("duplicate", False), case
         assert database.job(name) == job, case
     assert webhook_events.receive(store, Event("a", "{}")).outcome == "ignored"
     assert webhook_events.receive(store, Event("b", "{}", status="failed")).outcome == "ignored"
@@ -87,7 +88,7 @@ def test_events_held_for_several_jobs(database: Database, store: Any, apply: str
         ("1a", one, "processing", "held"),
         ("1b", one, "failed", "held"),
         ("1c", one, "completed", "held"),
-        ("1d", one, "canceled", "noop"),
+        ("1d", one, "canceled", "ignored"),
         ("2a", two, "processing", "held"),
         ("2b", two, "canceled", "held"),
         ("3a", ended, "failed", "held"),
@@ -100,7 +101,7 @@ def test_events_held_for_several_jobs(database: Database, store: Any, apply: str
         moved = webhook_events.apply_all_held(store)
     assert sorted(moved) == [one, two]
     assert outcomes(database) == {
-        "1a": "noop", "1b": "applied", "1c": "noop", "1d": "noop", "2a": "noop", "2b": "applied",
+        "1a": "noop", "1b": "applied", "1c": "noop", "1d": "ignored", "2a": "noop", "2b": "applied",
         "3a": "noop", "4a": "ignored", "5a": "held",
     }  # fmt: skip
     assert [job["status"] for job in database.jobs()] == [
@@ -132,12 +133,17 @@ def test_jobs_for_which_nothing_is_held_are_not_waited_for(
     assert outcomes(database)["3"] == "noop"
 
 
-def test_a_batch_of_held_events_is_bounded(
+def test_held_events_are_applied_in_batches(
     database: Database, store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A batch counts the jobs for which something is held, and no others."""
     monkeypatch.setattr(webhook_events, "HELD_BATCH", 2)
-    names = put_jobs(database, {}, {}, {})
-    put_events(database, *((name, name, "completed", "held") for name in names))
+    names = put_jobs(database, *[{}] * 9)
+    put_events(
+        database,
+        *((f"old {name}", name, "processing", "applied") for name in names[:4]),
+        *((name, name, "completed", "held") for name in names[6:]),
+    )
     assert len(webhook_events.apply_all_held(store)) == 2
     assert len(webhook_events.apply_all_held(store)) == 1
 

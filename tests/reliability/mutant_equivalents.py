@@ -16,6 +16,8 @@ ORDER = (
     " only has batches meet in one order"
 )
 REPLACED = "a later migration replaces this constraint, and its own mutants are tried"
+TWICE = "`on conflict do nothing` keeps the first of two in one statement as well"
+ONE_ANSWER = "a batch holds one answer for a row, so the row tells by itself"
 TOKEN = "a token is made for one claim and taken away with it, so it tells by itself which row"
 
 EQUIVALENT: dict[str, dict[str, str]] = {
@@ -56,6 +58,33 @@ EQUIVALENT: dict[str, dict[str, str]] = {
             "asked only where `normal` is empty: of the others none can be had"
         ),
         "CLAIM: r.id = any (array(select id from admitted)) → true": PLAN,
+        "RECORD_NEW: distinct on (a.job_id) → nothing": TWICE,
+        "RECORD_NEW: l.id = a.row_id → true": "a key is one row's, by its unique index",
+        "RECORD_NEW: r.id = any (%(ids)s::bigint[]) → true": PLAN,
+        "RECORD: job_id = any (%(job_ids)s::text[]) → true": PLAN,
+        "RECORD: distinct on (job_id) → nothing": TWICE,
+        "RECORD: m.job_id = s.job_id → true": ONE_ANSWER,
+        "RECORD: r.id = any (%(ids)s::bigint[]) → true": PLAN,
+        "RECORD: r.id = any (%(ids)s::bigint[]) → true #2": PLAN,
         "RECORD: l.id = a.row_id → true #3": TOKEN,
+        "RECORD: verdict = 'job_of_another_row' → true": (
+            "with any other verdict the row has lost its token, or the same statement writes it as"
+            " submitted, which a second write in one statement leaves as it is"
+        ),
+        "RECORD: counted_at is not null → true": (
+            "what holds no place is compared with the day as null, and not given back"
+        ),
+        "RECORD: a.meaning = 'accepted' → true #2": ONE_ANSWER,
+        "REAP: r.id = any (array(select id from stale)) → true": PLAN,
+    },
+    "store/webhook_events.py": {
+        "RECEIVE_UNDECIDED: for update → nothing": (
+            "two deliveries of one event meet at its primary key as well"
+        ),
+        "_RESOLVE: e.job_id = any (array(select job_id from locked)) → true": PLAN,
+        "APPLY_HELD: exists (select from webhook_event e where e.outcome = ' … "
+        "' and e.job_id = gen_job.job_id) → true": PLAN,
+        "APPLY_HELD: e.outcome = 'held' → true": PLAN,
+        "APPLY_HELD: e.job_id = gen_job.job_id → true": PLAN,
     },
 }

@@ -44,11 +44,17 @@ NEAR = (
 )
 GUARDS = ("tests/reliability/test_guards.py", "tests/reliability/test_found.py")
 # Races of many sessions are long and seldom the only ones to notice: the second set has them.
-QUICK = ("-k", "not twenty and not ten_ends and not opposite and not many_times and not bounded")
+QUICK = (
+    "-k",
+    "not twenty and not ten_ends and not opposite and not many_times and not bounded"
+    " and not many_workers and not lock_each_other_out",
+)
 # For each part of the layer: where its mutants are to be noticed at once, and where else.
 SETS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "store/render_jobs.py": (
-        (*NEAR, f"{DATABASE}/test_render_jobs.py"),
+        (f"{DATABASE}/test_every_claim.py", f"{DATABASE}/test_record_guards.py", *NEAR,
+         f"{DATABASE}/test_render_jobs.py", f"{DATABASE}/test_record_paths.py",
+         f"{DATABASE}/test_spend.py"),
         (*GUARDS, DATABASE, "tests/dispatch/test_dispatch.py", "tests/pitfalls/test_submit.py",
          "tests/pitfalls/test_reap.py", "tests/property"),
     ),
@@ -62,8 +68,8 @@ SETS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (*GUARDS, DATABASE, "tests/pitfalls/test_webhook.py", "tests/property"),
     ),
     "store/pace.py": (
-        (f"{DATABASE}/test_pace.py", *NEAR, f"{DATABASE}/test_render_jobs.py",
-         f"{DATABASE}/test_gen_jobs.py"),
+        (f"{DATABASE}/test_pace.py", *NEAR, f"{DATABASE}/test_spend.py",
+         f"{DATABASE}/test_render_jobs.py", f"{DATABASE}/test_every_job.py"),
         (*GUARDS, DATABASE, "tests/reliability/test_pace_gates.py",
          "tests/pitfalls/test_pacing.py"),
     ),
