@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from sume_jobs.bucket import BucketUnavailable
 
+from tests.reliability.cloud import queue_event
 from tests.reliability.invariants import Violation
 from tests.reliability.world import Actor, Killed, current
 from tests.support.http_events import http_event
@@ -178,18 +179,8 @@ class Archive:
 
     def take(self, message_id: str, body: str) -> None:
         """A follow-up arrives in the queue."""
-        self.records.append(
-            {
-                "messageId": message_id,
-                "receiptHandle": "handle",
-                "body": body,
-                "attributes": {"ApproximateReceiveCount": "1"},
-                "messageAttributes": {},
-                "eventSource": "aws:sqs",
-                "eventSourceARN": "arn:aws:sqs:eu-central-1:123456789012:archive",
-                "awsRegion": "eu-central-1",
-            }
-        )
+        (record,) = queue_event(body)["Records"]
+        self.records.append({**record, "messageId": message_id})
         if json.loads(body)["kind"] == "job.completed":
             self.wanted.add(json.loads(body)["job_id"])
 

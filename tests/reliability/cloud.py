@@ -31,6 +31,10 @@ class Cloud(ThreadingHTTPServer):
         self.objects: dict[str, bytes] = {}
         self.refuse = 0
 
+    def close(self) -> None:
+        self.shutdown()
+        self.server_close()
+
     def handle_error(self, *_: Any) -> None:
         """A killed client resets its connection: that is what this is for."""
 
@@ -102,3 +106,18 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         """Silent."""
+
+
+def queue_event(body: str) -> dict[str, Any]:
+    """What Lambda hands over for one message of a queue."""
+    record = {
+        "messageId": "1",
+        "receiptHandle": "handle-1",
+        "body": body,
+        "attributes": {"ApproximateReceiveCount": "1"},
+        "messageAttributes": {},
+        "eventSource": "aws:sqs",
+        "eventSourceARN": QUEUE_ARN,
+        "awsRegion": "eu-central-1",
+    }
+    return {"Records": [record]}

@@ -9,7 +9,7 @@ from typing import Any
 from local.fake_sume import Behaviour
 from local.fake_sume.picture import png
 from tests.reliability import invariants
-from tests.reliability.cloud import QUEUE_ARN, QUEUE_URL
+from tests.reliability.cloud import QUEUE_URL, queue_event
 from tests.reliability.invariants import Violation
 from tests.reliability.stage import Scenario, Stage
 from tests.support.http_events import http_event
@@ -206,7 +206,7 @@ def _to_archive(
             )
         stage.cloud.refuse = refuse
         stage.expected = {f"sume-jobs/{job}/{n + 1}.png": png(picture) for n in range(count)}
-        return queue_event(job, "job.completed")
+        return _message(job, "job.completed")
 
     return prepare
 
@@ -217,23 +217,10 @@ def _archived_already(stage: Stage) -> dict[str, Any]:
     return event
 
 
-def queue_event(job: str, kind: str) -> dict[str, Any]:
-    """What Lambda hands over for the message of one follow-up."""
+def _message(job: str, kind: str) -> dict[str, Any]:
+    """The delivery of one follow-up by the archive's queue."""
     body = {"version": 1, "id": f"{job}:{kind}", "kind": kind, "job_id": job}
-    return {
-        "Records": [
-            {
-                "messageId": "1",
-                "receiptHandle": "handle-1",
-                "body": json.dumps(body),
-                "attributes": {"ApproximateReceiveCount": "1"},
-                "messageAttributes": {},
-                "eventSource": "aws:sqs",
-                "eventSourceARN": QUEUE_ARN,
-                "awsRegion": "eu-central-1",
-            }
-        ]
-    }
+    return queue_event(json.dumps(body))
 
 
 # API --------------------------------------------------------------------------------------------

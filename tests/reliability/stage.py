@@ -90,8 +90,7 @@ class Stage:
         for container in self._calm.values():
             container.close()
         self.fake.stop()
-        self.cloud.shutdown()
-        self.cloud.server_close()
+        self.cloud.close()
         for wire in (self.database_wire, self.sume_wire, self.cloud_wire):
             wire.close()
         self._owner.close()

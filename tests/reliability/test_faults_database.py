@@ -18,7 +18,8 @@ import pytest
 from psycopg import sql
 
 from local.fake_sume import FakeSume
-from tests.reliability.traffic import Traffic, check_answers, settle
+from tests.reliability.cloud import Cloud
+from tests.reliability.traffic import Around, Traffic, around, check_answers, settle
 from tests.support.bundle import Bundle, event_body
 from tests.support.postgres import APP_ROLE, Database, Server
 from tests.support.proxies import Proxy
@@ -154,9 +155,21 @@ FAULTS: dict[str, Callable[[Database], None]] = {
 }
 
 
+@pytest.fixture
+def cloud() -> Iterator[Cloud]:
+    """What the functions call of AWS."""
+    cloud = Cloud()
+    yield cloud
+    cloud.close()
+
+
+# With dispatch, the archive and clients of the API at work as well.
+WITH_ALL_FUNCTIONS = ("restart", "absence", "read_only", "terminated_at_random")
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_promises_hold_after(
-    bundle: Bundle, database: Database, fake: FakeSume, name: str
+    bundle: Bundle, database: Database, fake: FakeSume, cloud: Cloud, name: str
 ) -> None:
     # The tests' server commits asynchronously for speed; a crash may then forget the last ones.
     alter(database, "alter database {database} set synchronous_commit = on")
@@ -165,6 +178,20 @@ def test_the_promises_hold_after(
     rows = database.insert_many(ROWS)
     bundle.set(SUBMIT_CONCURRENCY=4, SUME_TIMEOUT_SECONDS=5)
     bundle.storage_down = True
+    if name not in WITH_ALL_FUNCTIONS:
+        _meet(bundle, database, fake, name, rows)
+        settle(bundle, database, fake, rows)
+        return
+    bundle.set(**around(cloud))
+    with Around(bundle, cloud) as others:
+        wait_until(lambda: others.told, "the API answers", 30)
+        _meet(bundle, database, fake, name, rows)
+    settle(bundle, database, fake, sorted([*rows, *others.told.values()]))
+    others.finish(database)
+
+
+def _meet(bundle: Bundle, database: Database, fake: FakeSume, name: str, rows: list[int]) -> None:
+    """Let the fault happen under traffic, and more rows come in afterwards."""
     with Traffic(bundle, fake) as traffic:
         wait_until(lambda: len(fake.jobs) >= 4, "the traffic runs")
         FAULTS[name](database)
@@ -176,7 +203,6 @@ def test_the_promises_hold_after(
             30,
         )
     check_answers(traffic.answers)
-    settle(bundle, database, fake, rows)
 
 
 def test_a_webhook_while_the_database_is_away_is_503_in_time_and_not_lost(
