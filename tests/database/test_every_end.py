@@ -38,6 +38,11 @@ class Waiting:
     state: str  # waiting, later, dispatched or dead
 
     @property
+    def has_row(self) -> bool:
+        """A job's follow-up goes out also where its row is gone."""
+        return self.is_there if self.is_submission else self.row_failed
+
+    @property
     def dead_reason(self) -> str | None:
         if not self.is_there:
             return "row_is_gone" if self.is_submission else "job_is_gone"
@@ -47,7 +52,7 @@ class Waiting:
 def put_waiting(database: Database, cases: list[Waiting]) -> None:
     tables: Rows = {"render_jobs": [], "gen_job": [], "follow_up": []}
     for number, case in enumerate(cases, 1):
-        if case.is_there or not case.is_submission:
+        if case.has_row:
             tables["render_jobs"].append(
                 {
                     "id": number,
@@ -93,6 +98,8 @@ def test_every_follow_up_that_may_be_due(
         for values in itertools.product(FLAGS, FLAGS, FLAGS, FLAGS, (19, 20, 21), states)
     ]
     put_waiting(database, cases)
+    waiting = sum(case.state in ("waiting", "later") for case in cases)
+    assert follow_ups.backlog(store) == waiting
     claimed = follow_ups.claim(store, 60.0, MAX_ATTEMPTS)
     leased = {each.id: each for each in claimed.follow_ups}
     dead = {number: (kind, reason) for number, kind, reason in claimed.dead}
@@ -114,7 +121,8 @@ def test_every_follow_up_that_may_be_due(
             assert (found.token, found.attempts) == (str(row["lease_token"]), case.attempts + 1)
             assert (row["attempts"], row["dead_reason"]) == (case.attempts + 1, None), case
             assert row["run_after"].year not in (2001, 2999), case
-            assert (found.kind, found.reference) == (kind, f"ref-{number}"), case
+            reference = f"ref-{number}" if case.has_row else None
+            assert (found.kind, found.reference) == (kind, reference), case
             key = f"key-{number}" if case.is_submission else f"job-key-{number}"
             assert found.idempotency_key == key, case
             assert found.status == ("failed" if case.is_submission else "canceled"), case
@@ -314,3 +322,104 @@ def test_every_row_that_may_be_old(database: Database, store: Any) -> None:
     assert {row["job_id"] for row in database.query("select job_id from follow_up")} == {
         f"{under[0]}-{number}" for number in stay if (under := cases[number - 1].follow_up)
     }
+
+
+def test_a_long_backlog_is_estimated_and_a_short_one_counted(
+    database: Database, store: Any
+) -> None:
+    database.execute(
+        "insert into follow_up (job_id, kind) select n, 'job.completed'"
+        " from generate_series(1, 20000) n"
+    )
+    database.execute("analyze follow_up")
+    assert follow_ups.backlog(store) == pytest.approx(20_000, rel=0.1)
+    database.execute("update follow_up set dispatched_at = now() where mod(job_id::int, 10000) > 0")
+    assert follow_ups.backlog(store) == 2, "whatever the statistics say"
+
+
+class Counting:
+    """A store that counts its statements."""
+
+    def __init__(self, store: Any) -> None:
+        self.store, self.count = store, 0
+
+    def run(self, sql: str, parameters: Any = None) -> list[dict[str, Any]]:
+        self.count += 1
+        rows: list[dict[str, Any]] = self.store.run(sql, parameters)
+        return rows
+
+
+@pytest.mark.parametrize("walk", ["purge", "count"])
+def test_a_walk_ends_at_the_first_batch_with_nothing_old(
+    database: Database, store: Any, monkeypatch: pytest.MonkeyPatch, walk: str
+) -> None:
+    monkeypatch.setattr(retention, "BATCH", 2)
+    young = Old("submitted", 1.0, 1.0, None, None)
+    put_old(database, [Old("pending", 40.0, 40.0, None, None), *[young] * 9])
+    counting: Any = Counting(store)
+    if walk == "purge":
+        retention.purge(counting, 30, 86400, lambda: True)
+    else:
+        retention.count(counting, 30, 86400)
+    assert counting.count < 5
+
+
+def test_everything_that_a_deleted_row_may_leave(database: Database, store: Any) -> None:
+    """Jobs and failures without a row; ages are in days, with 30 days and a key's life of one."""
+    now: datetime = database.one("select now()")
+    states = ("open", "sent", "sent lately", "dead")
+    jobs = list(
+        itertools.product(
+            ("queued", "processing", "completed", "failed", "canceled"),
+            (40.0, 30.5, 29.0), (40.0, 29.0), FLAGS, (None, *states),
+        )
+    )  # fmt: skip
+    failures = list(itertools.product((40.0, 30.5, 29.0), FLAGS, states))
+    tables: Rows = {"render_jobs": [], "gen_job": [], "follow_up": [], "job_history": []}
+
+    def follow_up(number: int, kind: str, state: str, created: float) -> dict[str, Any]:
+        sent = {"sent": now - timedelta(40), "sent lately": now - timedelta(1)}
+        return {
+            "job_id": f"job-{number}",
+            "kind": kind,
+            "render_job_id": number,
+            "created_at": now - timedelta(created),
+            "dispatched_at": sent.get(state),
+            "dead_reason": "why" if state == "dead" else None,
+        }
+
+    stays = set()
+    for number, (status, created, updated, has_row, state) in enumerate(jobs, 1):
+        has_ended = status in ("completed", "failed", "canceled")
+        if has_row or not has_ended or created < 31 or updated < 30 or state == "open":
+            stays.add(number)
+        tables["gen_job"].append(
+            {
+                "job_id": f"job-{number}",
+                "idempotency_key": f"key-{number}",
+                "render_job_id": number,
+                "status": status,
+                "created_at": now - timedelta(created),
+                "updated_at": now - timedelta(updated),
+            }
+        )
+        moved = {"render_job_id": number, "machine": "x", "by": "x", "from_status": "x"}
+        tables["job_history"].append({**moved, "to_status": "y"})
+        if state:
+            tables["follow_up"].append(follow_up(number, "job.completed", state, created))
+    for number, (created, has_row, state) in enumerate(failures, len(jobs) + 1):
+        if has_row or created < 31 or state in ("open", "sent lately"):
+            stays.add(number)
+        tables["follow_up"].append(follow_up(number, "submission.failed", state, created))
+    has_rows = [case[3] for case in jobs] + [case[1] for case in failures]
+    tables["render_jobs"] = [
+        {"id": number, "prompt": "x"} for number, has in enumerate(has_rows, 1) if has
+    ]
+    insert_past_triggers(database, tables)
+    retention.purge_strays(store, 30, 86400, lambda: True)
+    left = {int(job["job_id"][4:]) for job in database.jobs()}
+    assert left == {number for number in stays if number <= len(jobs)}
+    moves = {row["render_job_id"] for row in database.query("select * from job_history")}
+    assert moves == left
+    told = {row["render_job_id"] for row in database.query("select * from follow_up")}
+    assert told == {row["render_job_id"] for row in tables["follow_up"]} & stays

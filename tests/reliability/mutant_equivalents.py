@@ -29,6 +29,15 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "decisions/outcomes.py": {
         "_decide_call: 200 <= answer.status → 200 < answer.status": "a 200 is told as a 200 anyway",
     },
+    "store/follow_ups.py": {
+        "CLAIM: job_id = any (array(select job_id from due)) → true": PLAN,
+        "CLAIM: id = any (array(select render_job_id from due)) → true": PLAN,
+        "CLAIM: f.id = any (array(select id from judged)) → true": PLAN,
+        "MARK: f.id = any (%(ids)s::bigint[]) → true": PLAN,
+        "MARK: for update of f → nothing": ORDER,
+        "MARK: f.id = any (array(select id from locked)) → true": PLAN,
+        "MARK: l.error is not null → true": "without an error the text of the reason is null",
+    },
     "store/gen_jobs.py": {
         "_IS_DUE: limit 1 → nothing": FIRST_ROW,
         "CLAIM: g.job_id = any (array(select job_id from admitted)) → true": PLAN,
@@ -76,6 +85,12 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         ),
         "RECORD: a.meaning = 'accepted' → true #2": ONE_ANSWER,
         "REAP: r.id = any (array(select id from stale)) → true": PLAN,
+    },
+    "store/retention.py": {
+        "PURGE: updated_at < now() - make_interval(days => %(days)s) → true": (
+            "only a commit between the begin of this statement and its lock tells, which no test"
+            " can time"
+        ),
     },
     "store/webhook_events.py": {
         "RECEIVE_UNDECIDED: for update → nothing": (

@@ -74,8 +74,8 @@ SETS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
          "tests/pitfalls/test_pacing.py"),
     ),
     "store/follow_ups.py": (
-        (f"{DATABASE}/test_every_end.py", *NEAR, "tests/dispatch/test_dispatch.py"),
-        ("tests/dispatch/test_rules.py", DATABASE),
+        (f"{DATABASE}/test_every_end.py", *NEAR),
+        ("tests/dispatch/test_dispatch.py", "tests/dispatch/test_rules.py", DATABASE),
     ),
     "store/retention.py": (
         (f"{DATABASE}/test_every_end.py", f"{DATABASE}/test_housekeeping.py", *NEAR),
