@@ -37,7 +37,9 @@ create trigger pace_gate_opened before update of closed_until on pace_gate
   for each row when (old.closed_until = 'infinity' and new.closed_until is distinct from 'infinity')
   execute function pace_gate_settle();
 
--- As before, and the next generation is counted anew.
+-- As before, and the next generation is counted anew. The job is found by its key and its status
+-- tested on what was found: `job_id = … and status in (…)` may be answered from the work index of the
+-- jobs, however long that is.
 create or replace function render_jobs_start_generation() returns trigger language plpgsql as $$
 begin
   if new.generation <> old.generation + 1 then
@@ -46,8 +48,8 @@ begin
                 || ' to ' || new.generation,
       hint = 'Use: set generation = generation + 1.';
   end if;
-  if old.status in ('pending', 'submitting') or exists (
-      select from gen_job where job_id = old.sume_job_id and status in ('queued', 'processing')) then
+  if old.status in ('pending', 'submitting') or (
+      select status from gen_job where job_id = old.sume_job_id) in ('queued', 'processing') then
     raise exception using errcode = 'check_violation',
       message = 'row ' || old.id || ' has not ended, a new generation would be billed beside it',
       hint = 'Wait until it has ended, or cancel it first.';
