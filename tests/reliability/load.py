@@ -7,6 +7,7 @@ in parallel, for three minutes. `tests/reliability/test_load.py` is a smaller on
 from __future__ import annotations
 
 import argparse
+import os
 import queue
 import sys
 import tempfile
@@ -59,6 +60,10 @@ class Report:
     deadlocks_undone: int = 0
     follow_ups: int = 0
     ended: int = 0
+    # Processors' worth of work, over the run: of this run with all its processes, and of the whole
+    # machine. Where the machine has no more, a missing share of the budget is not the product's.
+    cores_used: float = 0.0
+    cores_busy: float = 0.0
 
     def text(self) -> str:
         return "\n".join(f"{name}: {value}" for name, value in vars(self).items())
@@ -74,6 +79,35 @@ def most_within(seconds: float, instants: list[float]) -> int:
             waiting.popleft()
         most = max(most, len(waiting))
     return most
+
+
+TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+
+
+def work_done() -> tuple[float, float]:
+    """Seconds of work of this process and all below it, and of the machine; Linux, else zeros."""
+    try:
+        machine = [int(word) for word in Path("/proc/stat").read_text().split()[1:9]]
+        parents: dict[int, list[int]] = {}
+        spent: dict[int, float] = {}
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            # Its own time, and that of its children who have ended and were waited for.
+            spent[int(entry.name)] = sum(map(int, fields[11:15])) / TICKS
+            parents.setdefault(int(fields[1]), []).append(int(entry.name))
+    except OSError:
+        return 0.0, 0.0
+    below, total = [os.getpid()], 0.0
+    while below:
+        process = below.pop()
+        total += spent.get(process, 0.0)
+        below += parents.get(process, [])
+    return total, (sum(machine) - machine[3] - machine[4]) / TICKS
 
 
 class Run:
@@ -125,10 +159,13 @@ class Run:
             ),
             threading.Thread(target=self._make_events),
         ]
-        began = time.monotonic()
+        began, before = time.monotonic(), work_done()
         for thread in threads:
             thread.start()
         time.sleep(seconds)
+        ours, machine = work_done()
+        self.report.cores_used = round((ours - before[0]) / seconds, 2)
+        self.report.cores_busy = round((machine - before[1]) / seconds, 2)
         self._end.set()
         for thread in threads:
             thread.join(120)

@@ -75,6 +75,7 @@ from tests.reliability.callers import Archive, Clients, Operator, Purse, StepBuc
 from tests.reliability.invariants import Violation
 from tests.reliability.parallel import cores, spread
 from tests.reliability.world import (
+    SAME_CHANCE,
     Actor,
     Killed,
     StepClient,
@@ -1013,6 +1014,12 @@ class Ground:
             " and tablename not like '%migration%' and tablename not like 'pace%'"
         ).fetchall()
         self._tables = [row["name"] for row in tables]
+        self._sequences = [
+            row["name"]
+            for row in self.admin.execute(
+                "select schemaname || '.' || sequencename as name from pg_sequences"
+            ).fetchall()
+        ]
         self._runs = 0
 
     def query(self, statement: str, *values: Any) -> list[dict[str, Any]]:
@@ -1030,10 +1037,13 @@ class Ground:
             self.admin.execute("vacuum analyze")
         else:
             cleared = "; ".join(f"delete from {table}" for table in self._tables)
-            self.admin.execute(  # type: ignore[call-overload]
-                cleared + "; select setval('render_jobs_id_seq', 1, false)"
-            )
+            self.admin.execute(cleared)  # type: ignore[call-overload]
+            for name in self._sequences:
+                self.admin.execute("select setval(%s, 1, false)", (name,))
         self.admin.execute(OPEN)
+        for connection in self.connections:
+            if not connection.closed:
+                connection.execute(SAME_CHANCE)
         self._runs += 1
 
     def settle_gate(self) -> None:

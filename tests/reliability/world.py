@@ -28,6 +28,8 @@ from sume_jobs.connection import Database
 from sume_jobs.decisions.outcomes import Answer, NoAnswer
 from sume_jobs.sume_client import SumeClient
 
+# What PostgreSQL draws itself, as a row's time to come back, is a seed's own, too.
+SAME_CHANCE = "select setseed(0.5)"
 # How long the scheduler waits before it asks whether a statement is waiting for a lock; seconds.
 LOCK_LOOK = 0.008
 # A task that neither stops nor waits for a lock within this time is a fault of the test; seconds.
@@ -264,7 +266,7 @@ class World:
         if self.idle_connections:
             return self.idle_connections.pop()
         # Prepared, unlike the product's: planning each statement anew is most of its cost here.
-        return psycopg.connect(
+        connection = psycopg.connect(
             self.url,
             autocommit=True,
             prepare_threshold=1,
@@ -272,6 +274,8 @@ class World:
             options="-c plan_cache_mode=force_generic_plan -c lock_timeout=20s"
             " -c statement_timeout=30s -c idle_in_transaction_session_timeout=0",
         )
+        connection.execute(SAME_CHANCE)
+        return connection
 
     def give_back(self, connection: psycopg.Connection[Any]) -> None:
         if not connection.closed:
