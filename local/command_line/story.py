@@ -64,7 +64,9 @@ def timeline(row: Mapping[str, Any]) -> list[Moment]:
     """Everything that happened to a row, oldest first."""
     moments = [*_moves(row), *_jobs(row), *_webhooks(row)]
     if row["cancel_requested_at"]:
-        moments.append(_moment(row["cancel_requested_at"], "Somebody asked to cancel it."))
+        asked = _moment(row["cancel_requested_at"], "Somebody asked to cancel it.")
+        # What it moved has the same instant and is told after it, but never its coming.
+        moments.insert(sum(move["from"] is None for move in row["history"]), asked)
     if row["unknown_since"]:
         text = "A request left whose outcome was not learned."
         moments.append(_moment(row["unknown_since"], text))

@@ -127,6 +127,19 @@ def test_everything_stands_in_the_order_in_which_it_happened() -> None:
     ]
 
 
+def test_the_wish_to_cancel_is_told_before_what_it_moved() -> None:
+    coming = a_move(0, None, "pending", "enqueue")
+    row = a_row(
+        history=[coming, a_move(2, "pending", "canceled", "cancel")], cancel_requested_at=at(2)
+    )
+    told = ["It was enqueued.", "Somebody asked to cancel it.", "It was canceled before it left."]
+    assert texts(row) == told
+    row = a_row(
+        history=[coming, a_move(0, "pending", "canceled", "cancel")], cancel_requested_at=at(0)
+    )
+    assert texts(row) == told
+
+
 def test_only_the_last_end_carries_the_error_of_the_row() -> None:
     row = a_row(
         submission_error_code="attempts_exhausted",
