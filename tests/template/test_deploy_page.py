@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 
 import pytest
+from psycopg.errors import InsufficientPrivilege
+from sume_jobs.flows import poll, submit
 
+from tests.support.bundle import Bundle
 from tests.support.postgres import Database
 from tests.template.deployment import ROOT, source
 from tests.template.test_operations import ALARMS, metrics
 
 PAGE = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+SQL = re.findall(r"^```sql\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 TIMES = "\N{MULTIPLICATION SIGN}"
 # Named in the page like parameters, but they are something else.
 OTHERS = {"DatabaseIsNewer", "ConcurrentExecutions"}
@@ -50,6 +54,14 @@ def test_the_number_of_alarms_is_the_template_s() -> None:
     assert PAGE.count(f"{looked_at} {TIMES} 0.1") == 2
 
 
+def test_the_number_of_metrics_is_the_code_s() -> None:
+    sent = set(poll.METRICS) | set(submit.METRICS)
+    for file in [*ROOT.glob("shared/**/*.py"), *ROOT.glob("functions/**/*.py")]:
+        source_text = file.read_text(encoding="utf-8")
+        sent |= set(re.findall(r"\b(?:count|gauge|seconds)\(\s*\"([A-Z]\w+)\"", source_text))
+    assert PAGE.count(f"{len(sent)} {TIMES} 0.3") == 2
+
+
 def test_every_parameter_and_output_that_is_named_exists() -> None:
     template = source()
     known = set(template["Parameters"]) | set(template["Outputs"]) | OTHERS
@@ -80,7 +92,7 @@ def test_every_link_leads_somewhere() -> None:
 
 
 def test_its_sql_runs(database: Database) -> None:
-    setup, *others = re.findall(r"^```sql\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    setup, _, *others = SQL
     with database.session(user=None) as session:
         session.execute(setup)
         session.rollback()
@@ -89,3 +101,45 @@ def test_its_sql_runs(database: Database) -> None:
         with database.session() as session:
             session.execute(statement)
             session.rollback()
+
+
+def test_what_is_granted_is_all_that_an_application_needs(bundle: Bundle) -> None:
+    row, job = bundle.job()
+    again = "update render_jobs set generation = generation + 1 where reference = %s"
+    cancel = "update render_jobs set cancel_requested_at = now() where "
+    with bundle.database.session(user=None) as session:
+        session.execute("alter schema public rename to sume_jobs")
+        session.execute("create schema public")
+        session.execute("set local search_path = sume_jobs")
+        session.execute("create role shop")
+        session.execute(SQL[1])
+        session.execute("set local search_path = public, sume_jobs")
+        session.execute("set local role shop")
+        made = session.execute(
+            "insert into render_jobs (prompt, reference) values ('a mug', 'order-1')"
+            " on conflict (reference) where reference is not null do nothing returning id"
+        ).fetchone()
+        assert made is not None
+        session.execute("update render_jobs set priority = 0 where reference = 'order-1'")
+        assert session.execute(cancel + "reference = 'order-1'").rowcount == 1
+        assert session.execute(again, ("order-1",)).rowcount == 1
+        assert session.execute(cancel + "id = %s", (row,)).rowcount == 1
+        states = session.execute(
+            "select state from job_customer where id = any (%s)", ([row, *made],)
+        )
+        assert [state for (state,) in states] == ["working", "working"]
+        wished = session.execute(
+            "select cancel_due_at is not null from gen_job where job_id = %s", (job,)
+        )
+        assert wished.fetchone() == (True,)
+        with pytest.raises(InsufficientPrivilege):
+            session.execute("update render_jobs set status = 'failed'")
+        session.rollback()
+
+
+@pytest.mark.parametrize(
+    "name", ["SubmitFunction", "PollFunction", "ReapFunction", "DispatchFunction"]
+)
+def test_the_costs_reckon_with_the_memory_of_the_template(name: str) -> None:
+    assert source()["Resources"][name]["Properties"]["MemorySize"] == 0.25 * 1024
+    assert PAGE.count("0.25 \N{MULTIPLICATION SIGN} 0.0000133334") == 4
