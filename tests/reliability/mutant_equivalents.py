@@ -15,9 +15,9 @@ ORDER = (
     "the update that follows locks the same rows and tests the newest version of each; this lock"
     " only has batches meet in one order"
 )
-REPLACED = "a later migration replaces this constraint, and its own mutants are tried"
 TWICE = "`on conflict do nothing` keeps the first of two in one statement as well"
 ONE_ANSWER = "a batch holds one answer for a row, so the row tells by itself"
+JOINED = "only a submitted row has a job to be joined with"
 TOKEN = "a token is made for one claim and taken away with it, so it tells by itself which row"
 
 EQUIVALENT: dict[str, dict[str, str]] = {
@@ -49,6 +49,14 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "LOOKED: g.job_id = any (array(select job_id from locked)) → true": PLAN,
         "CLOSE_REGENERATIONS: for update → nothing": ORDER,
         "CANCEL_ASKED: for update → nothing": ORDER,
+    },
+    "store/migrations/0003_history.sql": {
+        "job_customer: r.status = 'submitted' → true": JOINED,
+        "job_customer: r.status = 'submitted' → true #2": JOINED,
+        "job_customer: r.status = 'submitted' → true #3": JOINED,
+        "job_customer: r.status = 'submitted' → true #4": JOINED,
+        "job_customer: r.status = 'submitted' → true #5": JOINED,
+        "job_customer: r.status = 'submitted' → true #6": JOINED,
     },
     "store/render_jobs.py": {
         "_IS_DUE: reaps < 2 → true": (

@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import sys
 import tempfile
 import threading
@@ -88,6 +89,10 @@ SETS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (DATABASE, "tests/api"),
     ),
     "store/migrations.py": ((f"{DATABASE}/test_migrations.py",), (DATABASE,)),
+    "store/migrations/0004": (
+        (f"{DATABASE}/test_spend.py", f"{DATABASE}/test_every_trigger.py"),
+        (DATABASE, "tests/pitfalls/test_submit.py"),
+    ),
     "store/migrations/": (
         (f"{DATABASE}/test_every_trigger.py", f"{DATABASE}/test_refusals.py"),
         (DATABASE, "tests/api/test_api.py", "tests/api/test_history.py", *GUARDS,
@@ -165,9 +170,8 @@ def _is_made_anew(mutant: Mutant, texts: dict[str, str]) -> bool:
     """Whether a later migration replaces what this one makes."""
     later = [text for path, text in texts.items() if path.endswith(".sql") and path > mutant.path]
     return mutant.path.endswith(".sql") and any(
-        f"create or replace {kind} {mutant.definition}" in text
+        re.search(rf"create or replace (?:view|function) {re.escape(mutant.definition)}\b", text)
         for text in later
-        for kind in ("view", "function")
     )
 
 
@@ -264,6 +268,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first-set-only", action="store_true", help="survivors are candidates")
     parser.add_argument("--second-set-only", action="store_true", help="for known survivors")
+    parser.add_argument("--survivors-only", action="store_true", help="try these again")
     parser.add_argument("--new-only", action="store_true", help="leave known survivors")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where they are kept")
     parser.add_argument("--processes", type=int, default=2)
@@ -283,6 +288,7 @@ def main(arguments: list[str] | None = None) -> int:
             if equivalence(each) is None
             and results.outcome(each) not in ("killed", "unreadable")
             and not (given.new_only and results.outcome(each))
+            and not (given.survivors_only and results.outcome(each) != "survived")
         ]
         if given.sample is not None and given.sample < len(waiting):
             waiting = random.Random(given.seed).sample(waiting, given.sample)
