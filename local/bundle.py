@@ -82,6 +82,8 @@ SETTINGS = (
     "RETENTION_DAYS",
     "POWERTOOLS_LOG_LEVEL",
 )
+# How migrate fails where another version of this code made the database.
+MADE_BY_OTHER_CODE = frozenset({"DatabaseIsNewer", "MigrationError"})
 
 
 class BundleError(RuntimeError):
@@ -231,7 +233,10 @@ class Bundle:
         self._stack.callback(self.runner.close)
         migrated = self.runner.invoke("migrate", {})
         if migrated.failure is not None:
-            raise BundleError(f"the schema could not be applied: {migrated.failure.message}")
+            text = f"the schema could not be applied: {migrated.failure.message}"
+            if migrated.failure.kind in MADE_BY_OTHER_CODE and self._has_own_database():
+                text += f". Or begin anew with an empty one: rm -r {self.folder / 'postgres'}"
+            raise BundleError(text)
         self.prefix = self.runner.environment.setdefault(
             "IDEMPOTENCY_PREFIX", prefix_of(self.database_url)
         )
@@ -243,10 +248,12 @@ class Bundle:
         self._stack.callback(running.forget, self.folder)
         running.write(self.folder, self.runner.environment)
 
+    def _has_own_database(self) -> bool:
+        return self.setup.private or not os.environ.get("DATABASE_URL", "").strip()
+
     def _refuse_rows_of_others(self) -> None:
         """Keep the fake away from a database whose rows wait for the real Sume."""
-        is_own = self.setup.private or not os.environ.get("DATABASE_URL", "").strip()
-        if is_own or self.prefix in self.state.databases:
+        if self._has_own_database() or self.prefix in self.state.databases:
             return
         with psycopg.connect(self.database_url) as connection:
             found = connection.execute(

@@ -153,6 +153,18 @@ def test_a_schema_that_cannot_be_applied_is_a_clear_error(tmp_path):
         Bundle(Setup(folder=tmp_path)).__enter__()
 
 
+def test_a_database_of_newer_code_tells_how_to_begin_anew(tmp_path):
+    with (
+        Bundle(Setup(folder=tmp_path)) as bundle,
+        psycopg.connect(bundle.database_url) as connection,
+    ):
+        connection.execute(
+            "insert into sume_jobs_migration (version, name, sha256) values (9999, 'later', '')"
+        )
+    with pytest.raises(BundleError, match=r"begin anew with an empty one: rm -r .*/postgres$"):
+        Bundle(Setup(folder=tmp_path)).__enter__()
+
+
 def test_a_fake_that_cannot_start_is_a_clear_error(tmp_path):
     with pytest.raises(BundleError, match=r"(?s)fake Sume did not start.*unknown weather"):
         Bundle(Setup(folder=tmp_path, fake_arguments=("--weather=hail=1",))).__enter__()
