@@ -42,19 +42,7 @@ def enqueue(
     try:
         # A wrong path should be told before the database is asked for.
         next(prompts.read(file), None)
-        if check:
-            loaded = _checked(file)
-        else:
-            connection = session.connect()
-            with _progress(output, f"Loading {file.name}", _lines(file)) as advance:
-                loaded = prompts.load(
-                    connection,
-                    file,
-                    reference_prefix=reference_prefix,
-                    on_batch=lambda so_far, _: advance(
-                        so_far.inserted + so_far.present + len(so_far.bad)
-                    ),
-                )
+        loaded = _checked(file) if check else _loaded(session, file, reference_prefix)
     except prompts.PromptsFileError as error:
         raise CommandError(f"Cannot use {file}: {error}", USAGE) from None
     for bad in loaded.bad[: None if output.is_json else BAD_LINES_SHOWN]:
@@ -88,6 +76,28 @@ def enqueue(
         output.warn(f"There is no prompt in {file}.")
         return ACT
     return ACT if loaded.bad else OK
+
+
+def _loaded(session: Session, file: Path, reference_prefix: str) -> Any:
+    from local import prompts
+
+    inserted = 0
+    with _progress(session.output, f"Loading {file.name}", _lines(file)) as advance:
+
+        def note(so_far: Any, _: object) -> None:
+            nonlocal inserted
+            inserted = so_far.inserted
+            advance(so_far.inserted + so_far.present + len(so_far.bad))
+
+        try:
+            return prompts.load(
+                session.connect(), file, reference_prefix=reference_prefix, on_batch=note
+            )
+        except KeyboardInterrupt:
+            session.output.warn(
+                f"{inserted} rows or more are in; the same command loads the rest, and none twice."
+            )
+            raise
 
 
 def _checked(file: Path) -> Any:

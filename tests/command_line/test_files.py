@@ -7,10 +7,12 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sume_jobs.store import operator_views
 
+from local import prompts
 from tests.command_line.conftest import Ran
 from tests.support.bundle import Bundle, event_body
 from tests.support.postgres import Database
@@ -49,6 +51,30 @@ def test_a_whole_file_is_enqueued_with_status_0_and_once_more_on_purpose(
     assert run("enqueue", str(path)).status == 0
     assert run("enqueue", str(path), "--reference-prefix", "june:").status == 0
     assert len(database.rows()) == 4
+
+
+def test_an_interrupted_file_tells_what_is_in_and_how_to_go_on(
+    run: Run, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("".join(f"cup {n}\n" for n in range(1500)), encoding="utf-8")
+    load = prompts.load
+
+    def interrupted(*given: Any, on_batch: Callable[..., object], **options: Any) -> Any:
+        def note(so_far: prompts.Loaded, references: list[str]) -> None:
+            on_batch(so_far, references)
+            raise KeyboardInterrupt
+
+        return load(*given, on_batch=note, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(prompts, "load", interrupted)
+        ran = run("enqueue", str(path))
+    assert ran.status == 130
+    inside = len(database.rows())
+    assert 0 < inside < 1500
+    assert f"{inside} rows or more are in; the same command loads the rest" in ran.said
+    assert run("enqueue", str(path), "--json").document["inserted"] == 1500 - inside
 
 
 def test_checking_a_file_needs_no_database(run_anywhere: Run, file: Path) -> None:

@@ -17,12 +17,13 @@ class Advice:
     action: str
 
 
+_WHERE: Final = "(./sume-jobs why, or the support route)"
 _NEW_GENERATION: Final = "start a new generation (billed anew)"
 
 _SUBMISSION: Final = {
     "attempts_exhausted": Advice(
         "All attempts to send it failed.",
-        "Look at the last answer in the support view, mend the cause, then send it again.",
+        f"Read its last answer {_WHERE}, mend the cause, then send it again.",
     ),
     "idempotency_window_expired": Advice(
         "Whether Sume took it was never learned, and its key is too old to ask again without "
@@ -80,10 +81,11 @@ def advise(row: Mapping[str, Any]) -> Advice:
             f"The generation failed at Sume ({code})."
             if code
             else "The generation failed at Sume.",
-            f"Read the error in the support view; if it may work now, {_NEW_GENERATION}.",
+            f"Read its error {_WHERE}; if it may work now, {_NEW_GENERATION}.",
         )
     return _ATTENTION.get(row["attention"] or "") or Advice(
-        f"It is marked for attention ({row['attention']}).", "Look at the support view."
+        f"It is marked for attention ({row['attention']}).",
+        f"Read what is known of it {_WHERE}.",
     )
 
 
