@@ -244,6 +244,16 @@ def test_a_clear_answer_ends_the_row_of_ambiguous_ones(database: Database, store
     assert gate_row(database)["ambiguous"] == []
 
 
+def test_a_stop_of_months_closes_the_gate_as_one_of_days(database: Database, store: Any) -> None:
+    for closures in (1023, 1024, 10**6):
+        database.execute(
+            "update pace_gate set closures = %s, closed_until = now() - interval '1 second'",
+            closures,
+        )
+        assert close(store, 300.0, doubling=True)
+        assert closed_for(database) == pytest.approx(900.0, abs=30.0)
+
+
 def test_ambiguous_answers_add_up_over_all_workers(database: Database, make_store: Make) -> None:
     barrier = threading.Barrier(8)
 

@@ -157,7 +157,7 @@ ADMISSION_COLUMNS: Final = (
 CLOSE: Final = """
 update pace_gate
    set closed_until = greatest(closed_until, now() + make_interval(secs => %(seconds)s::float8
-         * case when %(doubling)s then least(power(2, closures), %(longest)s::float8 / %(seconds)s)
+         * case when %(doubling)s then least(power(2, least(closures, 20)), %(longest)s::float8 / %(seconds)s)
                 else 1 end)),
        closures = closures + %(doubling)s::int,
        reason = %(reason)s, probe_until = null, ambiguous = '{}', changed_at = now()
