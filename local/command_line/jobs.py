@@ -1,7 +1,6 @@
 """Commands that look at rows: list, show."""
 
 import json
-from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -149,5 +148,7 @@ def _parts(found: dict[str, Any]) -> list[Any]:
 
 def _text(name: str, value: Any) -> Any:
     if isinstance(value, str) and (name.endswith(("_at", "_after", "_since")) or name == "at"):
-        return datetime.fromisoformat(value)
+        from sume_jobs.decisions.instants import instant
+
+        return instant(value)
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from datetime import datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,9 @@ def _moment(at: str, text: str) -> Moment:
 
 
 def _instant(text: str) -> datetime:
-    return datetime.fromisoformat(text).astimezone(UTC)
+    from sume_jobs.decisions.instants import instant
+
+    return instant(text)
 
 
 def _moves(row: Mapping[str, Any]) -> list[Moment]:

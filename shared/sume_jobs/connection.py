@@ -14,14 +14,17 @@ import psycopg
 from psycopg import conninfo
 from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row
+from psycopg.types.datetime import TimestamptzLoader
 
 from sume_jobs import telemetry
+from sume_jobs.decisions.instants import end_of_time
 from sume_jobs.settings import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from datetime import datetime
 
-    from psycopg.abc import RV, PQGen
+    from psycopg.abc import RV, Buffer, PQGen
 
     from sume_jobs.secrets import Secrets
     from sume_jobs.settings import Settings
@@ -64,6 +67,19 @@ class _Connection(psycopg.Connection[Row]):
         self, gen: PQGen[RV], interval: float = LOOK_SECONDS, timeout: float | None = None
     ) -> RV:
         return super().wait(gen, interval, self.patience if timeout is None else timeout)
+
+
+class _Instant(TimestamptzLoader):
+    """Reads what datetime cannot hold (infinite, or a year before 1 or after 9999) as its ends.
+
+    Any writer may put such an instant into a row; no list may fail for that one row.
+    """
+
+    def load(self, data: Buffer) -> datetime:
+        try:
+            return super().load(data)
+        except psycopg.DataError:
+            return end_of_time(bytes(data).decode())
 
 
 class Database:
@@ -171,9 +187,11 @@ class Database:
         if left < SHORT_OF_TIME:
             # Whatever the URL says. libpq takes nothing below 2.
             parameters["connect_timeout"] = max(2, min(CONNECT_SECONDS, int(left)))
-        return _Connection.connect(
+        connection = _Connection.connect(
             **parameters, autocommit=True, prepare_threshold=None, row_factory=dict_row
         )
+        connection.adapters.register_loader("timestamptz", _Instant)
+        return connection
 
 
 def connection_parameters(

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+# Rows may bear any instant, also an infinite one, which cannot be subtracted from now() before
+# PostgreSQL 17 and gives no age after; none is taken for older than this.
+LONG_AGO: Final = "now() - interval '30 years'"
+
 
 def counted(query: str, order: str, most: int) -> str:
     """Count the rows of `query`, up to `most`.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sume_jobs.decisions.enqueue_request import LARGEST_ID
-from sume_jobs.store.counts import counted, estimated
+from sume_jobs.store.counts import LONG_AGO, counted, estimated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -303,9 +303,9 @@ def _sum(*figures: Figure) -> Figure:
 
 # Ends come from the newest follow-ups, of which there is one at each end; arrivals from the newest
 # rows. Of more than 200 in a minute the rate is told by how fast those 200 came.
-PULSE: Final = """
+PULSE: Final = f"""
 with waiting as (
-  select min(run_after) as since from (values (0::smallint), (1::smallint), (2::smallint), (3::smallint))
+  select min(greatest(run_after, {LONG_AGO})) as since from (values (0::smallint), (1::smallint), (2::smallint), (3::smallint))
          as band (priority)
    cross join lateral (
      select run_after from render_jobs
@@ -320,7 +320,8 @@ ended as (
     from (select created_at from follow_up order by id desc limit 200) x),
 came as (
   select count(*) filter (where created_at > now() - interval '1 minute') as n,
-         extract(epoch from now() - min(created_at))::float8 as span, count(*) as looked_at
+         extract(epoch from now() - min(greatest(least(created_at, now()), {LONG_AGO})))::float8 as span,
+         count(*) as looked_at
     from (select created_at from render_jobs order by id desc limit 200) x)
 select extract(epoch from now() - (select since from waiting))::float8 as oldest_waiting,
        extract(epoch from now() - (select since from at_sume))::float8 as oldest_at_sume,

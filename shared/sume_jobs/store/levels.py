@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sume_jobs.store import pace
-from sume_jobs.store.counts import counted, estimated
+from sume_jobs.store.counts import LONG_AGO, counted, estimated
 
 if TYPE_CHECKING:
     from sume_jobs.connection import Database
@@ -52,12 +52,12 @@ with pending as materialized (
   select band.n, band.oldest, {estimated("render_jobs_claim")} as estimate
     from (values (0::smallint), (1::smallint), (2::smallint), (3::smallint)) as p (priority)
    cross join lateral (
-     select count(*) as n, min(run_after) as oldest from (
+     select count(*) as n, min(greatest(run_after, {LONG_AGO})) as oldest from (
        select run_after from render_jobs
         where status = 'pending' and reaps < 2 and priority = p.priority and run_after <= now()
         order by run_after, id limit {MOST}) x) band
   union all
-  select count(*), min(run_after), {estimated("render_jobs_suspect")} from (
+  select count(*), min(greatest(run_after, {LONG_AGO})), {estimated("render_jobs_suspect")} from (
     select run_after from render_jobs where status = 'pending' and reaps >= 2 and run_after <= now()
      order by reaps, run_after, id limit {MOST}) x),
 in_flight as materialized (
