@@ -223,6 +223,8 @@ def connection_parameters(
             parameters["password"] = _iam_token(settings)
     parameters.setdefault("connect_timeout", CONNECT_SECONDS)
     parameters.setdefault("application_name", "sume-jobs")
+    # Whatever the role, the database or PGCLIENTENCODING has: prompts hold any character.
+    parameters["client_encoding"] = "UTF8"
     # A peer that vanished is noticed within a minute, not after the two hours of the default.
     parameters.setdefault("keepalives_idle", 30)
     parameters.setdefault("keepalives_interval", 10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -145,14 +146,21 @@ def test_p59_a_gate_keeps_the_database_s_time(
 # ------------------------------------------------------------------------------------------- P60
 
 
-def set_zone(database: Database, zone: str) -> None:
+def set_for_role(database: Database, name: str, value: str) -> None:
     with database.server.connect() as admin:
         admin.execute(
-            sql.SQL("alter role {} in database {} set timezone = {}").format(
-                sql.Identifier(APP_ROLE), sql.Identifier(database.name), sql.Literal(zone)
+            sql.SQL("alter role {} in database {} set {} = {}").format(
+                sql.Identifier(APP_ROLE),
+                sql.Identifier(database.name),
+                sql.Identifier(name),
+                sql.Literal(value),
             )
         )
     database.terminate_sessions()
+
+
+def set_zone(database: Database, zone: str) -> None:
+    set_for_role(database, "timezone", zone)
 
 
 def test_p60_the_session_s_zone_does_not_matter(
@@ -181,6 +189,18 @@ def test_p60_the_session_s_zone_does_not_matter(
     release.set()
     running.result()
     assert database.row(row)["status"] == "submitted"
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+def test_p60_nor_does_the_session_s_encoding(
+    encoding: str, bundle: Bundle, database: Database, fake: FakeSume
+) -> None:
+    database.insert("a 👍 for Zoë")
+    set_for_role(database, "client_encoding", encoding)
+    bundle.D()
+    assert "👍" in json.loads(fake.posts()[0].body)["prompt"]
+    bundle.R()
+    assert database.statuses() == {"submitted": 1}
 
 
 def test_p60_every_instant_has_a_zone(database: Database) -> None:
