@@ -803,3 +803,27 @@ def test_rows_of_a_batch_are_all_recorded(database: Database, store: Any) -> Non
     pairs = submitted(database, store, 50)
     assert len({job for _, job in pairs}) == 50
     assert database.statuses() == {"submitted": 50}
+
+
+def test_send_again_may_be_repeated(database: Database, store: Any) -> None:
+    row_id = database.insert()
+    assert refuse(store, one_claim(store), "fail", unknown=True).fate == "failed"
+    assert [render_jobs.send_again(store, row_id) for _ in range(2)] == [True, True]
+    assert database.row(row_id)["status"] == "pending"
+    accept(store, one_claim(store))
+    assert not render_jobs.send_again(store, row_id), "it has its job"
+
+
+def test_send_again_takes_nothing_else(database: Database, store: Any) -> None:
+    waiting, refused, theirs = (database.insert() for _ in range(3))
+    put(database, waiting, run_after="infinity")
+    claims = {each.row_id: each for each in claim(store)}
+    refuse(store, claims[refused], "fail", error_code="invalid_request")
+    refuse(store, claims[theirs], "collision", unknown=True, job_id="job_theirs",
+           error_code="idempotency_key_collision")  # fmt: skip
+    assert {each["status"] for each in database.query("select status from render_jobs")} == {
+        "pending",
+        "failed",
+    }
+    for row_id in (waiting, refused, theirs, 12345678):
+        assert not render_jobs.send_again(store, row_id)

@@ -573,12 +573,21 @@ def start_generation(database: Database, row_id: int, seen: int) -> bool:
     return bool(rows) and (rows[0]["is_new"] or rows[0]["generation"] == seen + 1)
 
 
+# Found by its key, then judged: the index of the failed rows may be long. Tells of a row that waits
+# already too, because an answer may be lost and the statement repeated.
 SEND_AGAIN: Final = """
-update render_jobs
-   set status = 'pending', attempts = 0, run_after = now(), updated_at = now()
- where id = %(id)s and status = 'failed' and sume_job_id is null and unknown_since is not null
-   and error_code is distinct from 'idempotency_key_collision'  -- that key's job is somebody else's
-returning id"""
+with locked as materialized (
+  select id, unknown_since is not null and sume_job_id is null
+              and (status = 'failed' and error_code is distinct from 'idempotency_key_collision'
+                   or status = 'pending' and attempts = 0) as may_go,  -- a collision's job is somebody else's
+         status = 'failed' as has_failed
+    from render_jobs where id = %(id)s for update),
+again as (
+  update render_jobs r
+     set status = 'pending', attempts = 0, run_after = now(), updated_at = now()
+    from locked l
+   where r.id = any (array(select id from locked)) and r.id = l.id and l.may_go and l.has_failed)
+select id from locked where may_go"""
 
 
 def send_again(database: Database, row_id: int) -> bool:
