@@ -112,9 +112,13 @@ def export(
         after = rows[0]["last"]
 
 
+# By the order of the index of what is still to be asked, whatever the planner believes of the table:
+# what is asked again soon comes first, so the head tells.
 AWAITS_RESULTS: Final = """
-select exists (select from gen_job where next_poll_at is not null and status = 'completed'
-                  and result is null and attention is null) as awaits"""
+select exists (
+  select from (select status, result, attention from gen_job where next_poll_at is not null
+                order by next_poll_at limit 10000) as head
+   where status = 'completed' and result is null and attention is null) as awaits"""
 
 
 def awaits_results(database: Database) -> bool:
