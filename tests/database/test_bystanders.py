@@ -216,6 +216,10 @@ ASKED: dict[str, tuple[Callable[[Crowd, Any], object], set[str]]] = {
         lambda c, s: render_jobs.request_cancel(s, c.ids["queued"]),
         {"render_jobs: queued", "gen_job: job_queued"},
     ),
+    "start a generation": (
+        lambda c, s: render_jobs.start_generation(s, c.ids["refused"], 1),
+        {"render_jobs: refused"},
+    ),
     "make again": (
         lambda c, s: render_jobs.regenerate(s, [("job_failed", c.ids["failed"])], 2),
         {"render_jobs: failed", "gen_job: job_failed"},

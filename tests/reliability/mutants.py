@@ -53,7 +53,8 @@ QUICK = (
 # For each part of the layer: where its mutants are to be noticed at once, and where else.
 SETS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "store/render_jobs.py": (
-        (f"{DATABASE}/test_every_claim.py", f"{DATABASE}/test_record_guards.py", *NEAR,
+        (f"{DATABASE}/test_every_claim.py", f"{DATABASE}/test_every_stale_claim.py",
+         f"{DATABASE}/test_record_guards.py", *NEAR, f"{DATABASE}/test_operator_acts.py",
          f"{DATABASE}/test_render_jobs.py", f"{DATABASE}/test_record_paths.py",
          f"{DATABASE}/test_spend.py"),
         (*GUARDS, DATABASE, "tests/dispatch/test_dispatch.py", "tests/pitfalls/test_submit.py",
@@ -69,7 +70,8 @@ SETS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (*GUARDS, DATABASE, "tests/pitfalls/test_webhook.py", "tests/property"),
     ),
     "store/pace.py": (
-        (f"{DATABASE}/test_pace.py", *NEAR, f"{DATABASE}/test_spend.py",
+        (f"{DATABASE}/test_pace.py", *NEAR, f"{DATABASE}/test_operator_acts.py",
+         f"{DATABASE}/test_every_claim.py", f"{DATABASE}/test_spend.py",
          f"{DATABASE}/test_render_jobs.py", f"{DATABASE}/test_every_job.py"),
         (*GUARDS, DATABASE, "tests/reliability/test_pace_gates.py",
          "tests/pitfalls/test_pacing.py"),

@@ -209,7 +209,7 @@ with found as materialized (
       where seen_at > greatest(g.guarded_from, now() - make_interval(secs => %(window)s))
         and (reason = any (%(proofs)s::text[]) or reason = any (%(signs)s::text[]))
       order by seen_at desc limit %(limit)s) c
-   where g.name = 'writes' and g.closed_until is distinct from 'infinity'
+   where g.name = 'writes'
    order by c.reason = any (%(proofs)s::text[]) desc, c.seen_at desc),
 worst as materialized (select * from found limit 1)
 update pace_gate g
@@ -228,7 +228,8 @@ def guard(
     """Close the gate of writes, until a person opens it, on what job_conflict tells.
 
     One of the `proofs` (reasons) is enough, or `limit` entries within `window` seconds, `signs`
-    included. Gives reason, row_id and job_id of the worst where this call closed it, else None.
+    included. Gives reason, row_id and job_id of the worst where this call closed it (of the newest
+    `limit` entries: a proof, or the last), else None.
     """
     rows = database.run(
         GUARD, {"proofs": list(proofs), "signs": list(signs), "limit": limit, "window": window}
