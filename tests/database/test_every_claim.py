@@ -50,7 +50,7 @@ ENDING = [Row(21, -40, is_worn=True), Row(22, -5, 0, is_canceled=True)]
 ENDING_HELD = [Row(23, -50, is_held=True, is_worn=True)]
 LATER = [Row(31, 60), Row(32, 60, 0, is_held=True), Row(33, 60, 1, 2), Row(34, 60, 1, 2, True)]
 SUSPECT = [Row(41, -10, 1, 3), Row(42, -90, 3, 2), Row(43, -200, 0, 2)]
-HELD_SUSPECT = [Row(44, -500, 2, 4, True), Row(45, -1, 2, 3, True)]
+HELD_SUSPECT = [Row(44, -500, 2, 4, True), Row(45, -1, 2, 2, True)]
 
 TABLES = [
     [*ordinary, *suspects, *LATER]

@@ -11,7 +11,13 @@ from typing import Any
 
 from sume_jobs.store import gen_jobs
 
-from tests.database.sessions import WIDE, Session, insert_past_triggers
+from tests.database.sessions import (
+    WIDE,
+    Session,
+    in_background,
+    insert_past_triggers,
+    wait_for_lock,
+)
 from tests.support.postgres import Database
 
 STATUSES = ("queued", "processing", "completed", "failed", "canceled")
@@ -147,6 +153,23 @@ def test_a_result_without_artifacts_is_archived(database: Database, store: Any) 
     (name,) = put(database, [{"status": "completed", "result": '{"artifacts": []}'}])
     assert gen_jobs.archived(store, name, [], "s3://m", None)
     assert database.job(name)["result"]["artifacts"] == []
+
+
+def test_a_result_that_is_being_written_is_the_one_that_is_archived(
+    database: Database, session: Callable[[], Session]
+) -> None:
+    (name,) = put(database, [{"status": "completed"}])
+    sweep: Any = session()
+    archiver: Any = session()
+    sweep.run("""update gen_job set result = '{"artifacts": [{"url": "theirs"}]}'""")
+    late = '{"artifacts": [{"url": "mine"}]}'
+    with in_background(database) as start:
+        waiting = start(gen_jobs.archived, archiver, name, ["s3://1"], "s3://m", late)
+        wait_for_lock(database)
+        sweep.commit()
+        assert waiting.result(10)
+    archiver.commit()
+    assert database.job(name)["result"]["artifacts"] == [{"url": "theirs", "location": "s3://1"}]
 
 
 def test_nothing_due_or_a_closed_gate_locks_nothing(

@@ -179,3 +179,38 @@ def test_a_guard_that_waited_for_another_one_tells_nothing(
         one.commit()
         assert late.result(10) is None
     two.commit()
+
+
+@pytest.mark.parametrize(
+    ("how", "is_told"), [("now()", True), ("now() + interval '1 hour'", True), ("null", False)]
+)
+def test_a_gate_that_is_not_open_yet_still_tells_why(
+    database: Database, store: Any, how: str, is_told: bool
+) -> None:
+    conflicts(database, [PROOF])
+    assert pace.guard(store, gates.PROOFS, gates.SIGNS, 3, gates.ANOMALY_WINDOW)
+    database.execute("update pace_gate set closures = 2 where name = 'writes'")
+    database.execute(f"update pace_gate set closed_until = {how} where name = 'writes'")
+    writes = pace.state(store)[1]
+    assert (writes["reason"], writes["closures"]) == ((PROOF, 2) if is_told else (None, 0))
+    assert writes["detail"] is None, "what led to it is settled"
+
+
+def test_writing_a_closed_gate_back_settles_nothing(database: Database, store: Any) -> None:
+    conflicts(database, [PROOF])
+    assert pace.guard(store, gates.PROOFS, gates.SIGNS, 3, gates.ANOMALY_WINDOW)
+    gate = "select to_jsonb(g) as gate from pace_gate g where name = 'writes'"
+    before = database.one(gate)
+    assert before["detail"]
+    database.execute("update pace_gate set closed_until = closed_until, reason = reason")
+    assert database.one(gate) == before
+
+
+def test_a_pause_that_ends_by_itself_settles_no_signs(database: Database, store: Any) -> None:
+    conflicts(database, [SIGN, SIGN])
+    pace.close(store, ["writes"], 30.0, "http_429")
+    database.execute("update pace_gate set closed_until = now() where name = 'writes'")
+    assert pace.reopen(store, "writes")
+    assert pace.guard(store, gates.PROOFS, gates.SIGNS, 3, gates.ANOMALY_WINDOW) is None
+    database.execute("insert into job_conflict (job_id, reason) values ('job_late', %s)", SIGN)
+    assert pace.guard(store, gates.PROOFS, gates.SIGNS, 3, gates.ANOMALY_WINDOW)

@@ -49,6 +49,10 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "LOOKED: g.job_id = any (array(select job_id from locked)) → true": PLAN,
         "CLOSE_REGENERATIONS: for update → nothing": ORDER,
         "CANCEL_ASKED: for update → nothing": ORDER,
+        "ARCHIVED: g.job_id = any (array(select job_id from locked)) → true": PLAN,
+        "ARCHIVED: g.job_id = l.job_id → true": (
+            "one job is named, and the condition before has selected it"
+        ),
     },
     "store/migrations/0003_history.sql": {
         "job_customer: r.status = 'submitted' → true": JOINED,
@@ -57,6 +61,11 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "job_customer: r.status = 'submitted' → true #4": JOINED,
         "job_customer: r.status = 'submitted' → true #5": JOINED,
         "job_customer: r.status = 'submitted' → true #6": JOINED,
+    },
+    "store/pace.py": {
+        "GUARD: limit 1 → nothing": (
+            "the update takes the first of several rows as well, though nothing promises it"
+        ),
     },
     "store/render_jobs.py": {
         "_IS_DUE: reaps < 2 → true": (
@@ -71,6 +80,10 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "_IS_DUE: limit 1 → nothing": FIRST_ROW,
         "_IS_DUE: reaps >= 2 → true": "the first part of the union is there for the others",
         "_IS_DUE: limit 1 → nothing #2": FIRST_ROW,
+        "CLAIM: limit share.size → nothing": (
+            "the limit of all bands stops at the same row and locks no other; this one tells the"
+            " planner how little of each band is wanted"
+        ),
         "CLAIM: reaps >= 2 → true": (
             "asked only where `normal` is empty: of the others none can be had"
         ),

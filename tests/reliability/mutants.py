@@ -92,7 +92,8 @@ SETS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "store/migrations.py": ((f"{DATABASE}/test_migrations.py",), (DATABASE,)),
     "store/migrations/0004": (
-        (f"{DATABASE}/test_spend.py", f"{DATABASE}/test_every_trigger.py"),
+        (f"{DATABASE}/test_spend.py", f"{DATABASE}/test_operator_acts.py",
+         f"{DATABASE}/test_every_trigger.py"),
         (DATABASE, "tests/pitfalls/test_submit.py"),
     ),
     "store/migrations/": (
