@@ -65,14 +65,24 @@ def main() -> None:
         path = FOLDER / time.strftime("%Y%m%d-%H%M%S.json")
         command = " ".join(["python -m tests.benchmarks", *sys.argv[1:]])
         subjects: dict[str, Subject] = {}
+        failed: list[str] = []
         for name in names:
             if name in chosen:
                 begun = time.monotonic()
-                subjects[name] = measures[name]()
+                try:
+                    subjects[name] = measures[name]()
+                except Exception as error:
+                    # The others are still worth having.
+                    failed.append(name)
+                    console.print(f"{name} failed: {error!r}\n", style="red", markup=False)
+                    continue
                 show(console, subjects[name])
                 console.print(f"{name} took {time.monotonic() - begun:.0f} s\n", highlight=False)
                 keep(path, server, command, subjects)
-    console.print(f"kept in {path.relative_to(Path.cwd())}")
+    if subjects:
+        console.print(f"kept in {path.relative_to(Path.cwd())}")
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from tests.benchmarks.stand import ADD_PENDING, FOLDER, NO_BUDGET
 
 ROWS = 2_000
 MEGABYTES = 150.0
-PATIENCE_SECONDS = 180.0
+PATIENCE_SECONDS = 400.0
 
 COUNT = """
 select count(*) filter (where status = 'submitted'),
