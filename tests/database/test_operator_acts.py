@@ -12,6 +12,7 @@ from sume_jobs.store import pace, render_jobs
 
 from tests.database.sessions import (
     Session,
+    claim,
     in_background,
     insert_past_triggers,
     put,
@@ -91,6 +92,34 @@ def test_every_row_that_may_be_sent_again(database: Database, store: Any) -> Non
         assert row["run_after"] <= database.one("select now()")
     changed = [row["id"] for row in database.rows() if row != before[row["id"]]]
     assert len(changed) == 2
+
+
+def test_a_row_that_was_sent_again_meanwhile_is_left_to_its_claim(
+    database: Database, session: Callable[[], Session]
+) -> None:
+    """Queued once more beside a claim that holds it, it would be sent by two at once."""
+    (row,) = database.insert_many(1)
+    put(database, row, status="failed", unknown_since=database.one("select now()"), attempts=8)
+    one: Any = session()
+    two: Any = session()
+    assert render_jobs.send_again(one, row)
+    assert [each.row_id for each in claim(one)] == [row]
+    with in_background(database) as start:
+        late = start(render_jobs.send_again, two, row)
+        wait_for_lock(database)
+        one.commit()
+        assert late.result(10) is False
+    two.commit()
+    assert database.row(row)["status"] == "submitting"
+
+
+def test_sending_again_twice_is_told_as_done_and_done_once(database: Database, store: Any) -> None:
+    (row,) = database.insert_many(1)
+    put(database, row, status="failed", unknown_since=database.one("select now()"), attempts=8)
+    assert render_jobs.send_again(store, row)
+    before = database.row(row)
+    assert render_jobs.send_again(store, row)
+    assert database.row(row) == before
 
 
 def test_a_second_wish_leaves_the_time_of_the_first(database: Database, store: Any) -> None:

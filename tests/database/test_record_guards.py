@@ -1,4 +1,5 @@
-"""Guards of the record that no other test noticed when they were taken away."""
+"""Guards of the record, and of new generations, that no other test noticed when they were taken
+away."""
 
 from __future__ import annotations
 
@@ -120,3 +121,30 @@ def test_replays_of_two_rows_with_one_job(database: Database, store: Any) -> Non
         ("submitted", "known"),
         ("conflict", "job_of_another_row"),
     ]
+
+
+def two_failed_jobs(database: Database, store: Any) -> int:
+    """A row whose second generation failed as well, with neither job judged."""
+    row = database.insert()
+    accept(store, one_claim(store), "job_old")
+    move(store, "job_old", "failed", {"code": "c", "retryable": True})
+    render_jobs.start_generation(store, row, 1)
+    accept(store, one_claim(store), "job_new")
+    move(store, "job_new", "failed", {"code": "c", "retryable": True})
+    return row
+
+
+def test_an_earlier_generations_job_is_not_made_again(database: Database, store: Any) -> None:
+    row = two_failed_jobs(database, store)
+    assert render_jobs.regenerate(store, [("job_old", row)], 5) == []
+    assert (database.row(row)["generation"], database.row(row)["sume_job_id"]) == (2, "job_new")
+    is_open = {job["job_id"]: job["regeneration_open"] for job in database.jobs()}
+    assert is_open == {"job_old": False, "job_new": True}, "only the one that was asked about"
+    assert render_jobs.regenerate(store, [("job_new", row)], 5) == [row]
+
+
+def test_a_job_is_not_judged_for_another_row(database: Database, store: Any) -> None:
+    row = two_failed_jobs(database, store)
+    assert render_jobs.regenerate(store, [("job_new", row + 1)], 5) == []
+    assert database.job("job_new")["regeneration_open"]
+    assert database.row(row)["generation"] == 2

@@ -18,6 +18,7 @@ ORDER = (
 TWICE = "`on conflict do nothing` keeps the first of two in one statement as well"
 ONE_ANSWER = "a batch holds one answer for a row, so the row tells by itself"
 JOINED = "only a submitted row has a job to be joined with"
+ONE_NAMED = "the call names one, and the condition before has selected it"
 TOKEN = "a token is made for one claim and taken away with it, so it tells by itself which row"
 
 EQUIVALENT: dict[str, dict[str, str]] = {
@@ -50,9 +51,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "CLOSE_REGENERATIONS: for update → nothing": ORDER,
         "CANCEL_ASKED: for update → nothing": ORDER,
         "ARCHIVED: g.job_id = any (array(select job_id from locked)) → true": PLAN,
-        "ARCHIVED: g.job_id = l.job_id → true": (
-            "one job is named, and the condition before has selected it"
-        ),
+        "ARCHIVED: g.job_id = l.job_id → true": ONE_NAMED,
     },
     "store/migrations/0003_history.sql": {
         "job_customer: r.status = 'submitted' → true": JOINED,
@@ -106,8 +105,14 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         ),
         "RECORD: a.meaning = 'accepted' → true #2": ONE_ANSWER,
         "REAP: r.id = any (array(select id from stale)) → true": PLAN,
+        "SEND_AGAIN: r.id = any (array(select id from locked)) → true": PLAN,
+        "SEND_AGAIN: r.id = l.id → true": ONE_NAMED,
+        "NEW_GENERATION: r.id = any (array(select id from locked)) → true": PLAN,
     },
     "store/retention.py": {
+        "STRAY_JOBS: job_id = any (array(select job_id from stray)) → true": (
+            "of those that are owed only the jobs of `stray` are asked for"
+        ),
         "PURGE: updated_at < now() - make_interval(days => %(days)s) → true": (
             "only a commit between the begin of this statement and its lock tells, which no test"
             " can time"
