@@ -198,8 +198,10 @@ def check(database: Database, names: Iterable[str] = tuple(CALLS)) -> None:
     found = {name: [pages.of(CALLS[name][0]) for _ in range(2)][1] for name in names}
     if os.environ.get("SHOW_PLANS"):
         print(found)
+    # Before 17 each key of an array is a way down the index of its own.
+    a_row = A_ROW if pages.connection.info.server_version >= 170000 else A_ROW + 10
     wrong = {
-        name: count for name, count in found.items() if count >= max(MOST, A_ROW * CALLS[name][1])
+        name: count for name, count in found.items() if count >= max(MOST, a_row * CALLS[name][1])
     }
     for name in {os.environ.get("SHOW_PLANS")} & CALLS.keys():
         print(pages.explain(CALLS[name][0]))
