@@ -130,7 +130,7 @@ test: setup-dev ## Run all tests (ARGS="-k name" for some)
 
 # The template deploys PostgreSQL 16, and the embedded server of the other tests is newer.
 POSTGRES ?= 16
-DATABASE_TESTS := tests/database tests/pitfalls tests/property tests/api tests/dispatch
+DATABASE_TESTS := tests/database tests/pitfalls/test_postgres.py tests/property tests/api tests/dispatch
 test-postgres: setup-dev ## Run the database's tests on another PostgreSQL (POSTGRES=16, or a folder of programs)
 	@TEST_POSTGRES=$(POSTGRES) $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(DATABASE_TESTS) $(ARGS)
 
