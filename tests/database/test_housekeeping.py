@@ -219,6 +219,28 @@ def test_strays_go_in_batches(
     assert len(database.jobs()) == 1
 
 
+def test_strays_that_somebody_holds_are_left_for_later(
+    database: Database, store: Any, session: Any
+) -> None:
+    pairs = submitted(database, store, 2)
+    failed = database.insert_many(2)
+    for each in claim(store):
+        refuse(store, each, "fail", error_code="bad")
+    for _, job in pairs:
+        move(store, job, "completed")
+    dispatched(database)
+    database.age("32 days")
+    deleted(database, *(row for row, _ in pairs), *failed)
+    holder = session()
+    holder.run("select from gen_job where job_id = %s for update", (pairs[0][1],))
+    holder.run("select from follow_up where render_job_id = %s for update", (failed[0],))
+    # A purge that waited would be refused by this.
+    store.run("set lock_timeout = '2s'")
+    assert strays(store) == 2
+    holder.rollback()
+    assert strays(store) == 2
+
+
 # ------------------------------------------------------------------------- levels
 
 

@@ -97,7 +97,8 @@ SETS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (DATABASE, "tests/pitfalls/test_submit.py"),
     ),
     "store/migrations/": (
-        (f"{DATABASE}/test_every_trigger.py", f"{DATABASE}/test_refusals.py"),
+        (f"{DATABASE}/test_every_trigger.py", f"{DATABASE}/test_refusals.py",
+         f"{DATABASE}/test_migrations.py::test_a_database_that_cannot_hold_prompts_is_refused"),
         (DATABASE, "tests/api/test_api.py", "tests/api/test_history.py", *GUARDS,
          "tests/pitfalls/test_submit.py"),
     ),
