@@ -12,9 +12,11 @@ from sume_jobs.store import pace, render_jobs
 
 from tests.database.sessions import (
     Session,
+    a_job,
     claim,
     in_background,
     insert_past_triggers,
+    move,
     put,
     wait_for_lock,
 )
@@ -151,6 +153,41 @@ def test_only_the_named_gates_are_opened_and_only_where_they_are_closed(
     database.execute("update pace_gate set closed_until = null, changed_at = '2001-01-01'")
     assert pace.open_now(store, ["reads", "writes"]) == []
     assert database.one("select count(*) from pace_gate where changed_at = '2001-01-01'") == 2
+
+
+def moves(store: Any, row: int) -> list[tuple[str, str]]:
+    """By whom, and to which status, the row was moved."""
+    found = store.run(
+        "select by, to_status from job_history"
+        " where render_job_id = %s and machine = 'submission' order by id",
+        (row,),
+    )
+    return [(each["by"], each["to_status"]) for each in found]
+
+
+def test_the_history_tells_who_started_a_generation(
+    database: Database, store: Any, session: Callable[[], Session]
+) -> None:
+    """Told once, by the statement that knows or by the trigger, also within one transaction."""
+    (other,) = ended(database, 1)
+    failed, job = a_job(database, store)
+    move(store, job, "failed", {"code": "c", "retryable": True})
+    first, second = moves(store, failed), moves(store, other)
+    one: Any = session()
+    assert render_jobs.regenerate(one, [(job, failed)], 5) == [failed]
+    assert render_jobs.start_generation(one, other, 1)
+    assert {each.row_id for each in claim(one)} == {failed, other}
+    made = [("reap", "pending"), ("submit", "submitting")]
+    assert moves(one, failed) == [*first, *made]
+    assert moves(one, other) == [*second, ("operator", "pending"), ("submit", "submitting")]
+    one.commit()
+    database.execute("update render_jobs set status = 'failed', claim_token = null")
+    before = moves(store, failed)
+    assert render_jobs.start_generation(store, failed, 2)
+    assert moves(store, failed) == [*before, ("operator", "pending")], "after one by reap"
+    assert render_jobs.request_cancel(one, failed) == "canceled"
+    assert render_jobs.start_generation(one, failed, 3)
+    assert moves(one, failed)[-2:] == [("cancel", "canceled"), ("operator", "pending")]
 
 
 # ------------------------------------------------------------------------- the guard

@@ -38,6 +38,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"status": "submitted"}, "needs its sume_job_id", "without a status"),
     ({"sume_job_id": "job_1"}, "a pending row cannot have a sume_job_id", "raise its generation"),
     ({"status": "done"}, "render_jobs_status", ""),
+    ({"request_body": "{}"}, "render_jobs_body_has_key", ""),
 ]
 
 

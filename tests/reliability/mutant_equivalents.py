@@ -18,6 +18,8 @@ ORDER = (
 TWICE = "`on conflict do nothing` keeps the first of two in one statement as well"
 ONE_ANSWER = "a batch holds one answer for a row, so the row tells by itself"
 JOINED = "only a submitted row has a job to be joined with"
+UNIQUE = "an id or a reference is one row's; this has it looked up, not joined to the table"
+REPLACED = "0005 puts another constraint in its place"
 ONE_NAMED = "the call names one, and the condition before has selected it"
 TOKEN = "a token is made for one claim and taken away with it, so it tells by itself which row"
 
@@ -39,6 +41,11 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "MARK: f.id = any (array(select id from locked)) → true": PLAN,
         "MARK: l.error is not null → true": "without an error the text of the reason is null",
     },
+    "store/enqueue.py": {
+        "FIND: limit 1 → nothing": UNIQUE,
+        "FIND: limit 1 → nothing #2": UNIQUE,
+        "FIND: own.id is null → true": "the row's own id is taken first",
+    },
     "store/gen_jobs.py": {
         "_IS_DUE: limit 1 → nothing": FIRST_ROW,
         "CLAIM: g.job_id = any (array(select job_id from admitted)) → true": PLAN,
@@ -52,6 +59,21 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "CANCEL_ASKED: for update → nothing": ORDER,
         "ARCHIVED: g.job_id = any (array(select job_id from locked)) → true": PLAN,
         "ARCHIVED: g.job_id = l.job_id → true": ONE_NAMED,
+    },
+    "store/migrations/0001_queue.sql": {
+        "render_jobs: idempotency_key is null → false": REPLACED,
+        "render_jobs: idempotency_key is null → true": REPLACED,
+        "render_jobs: idempotency_key ~ '^[!-~]([ -~]{0,253}[!-~])?$' → false": REPLACED,
+        "render_jobs: sume_refuse('idempotency_key cannot be sent as a header … without a space"
+        " at either end.') → false": REPLACED,
+    },
+    "store/migrations/0005_history_costs_nothing.sql": {
+        "render_jobs_keep_moves: n.generation <> o.generation → false": (
+            "a new generation is pending, which no other branch knows, and the last says the same"
+        ),
+        "render_jobs_keep_moves: limit 1 → nothing": (
+            "a row gets one generation in a statement; this has it looked up by the index"
+        ),
     },
     "store/migrations/0003_history.sql": {
         "job_customer: r.status = 'submitted' → true": JOINED,
