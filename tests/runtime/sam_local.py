@@ -161,7 +161,8 @@ class SamLocal:
             # Interrupted, it removes its containers.
             os.killpg(process.pid, signal.SIGINT)
             try:
-                process.wait(60)
+                process.wait(180)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
+                process.wait(60)
             print(log.read_text(encoding="utf-8", errors="replace")[-4000:])
