@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("subjects", nargs="*", choices=[[], *names], help="all of them")
     parser.add_argument("--long", action="store_true", help="budget at every latency (10 minutes)")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--rows", type=int, default=1000, help="prompts of end_to_end")
+    parser.add_argument("--rows", type=int, default=600, help="prompts of end_to_end")
     parser.add_argument(
         "--latencies", type=float, nargs="*", default=[0.0, 0.2], help="of end_to_end, in seconds"
     )

@@ -30,8 +30,8 @@ DISK_AIMS = {
     "guarded end, webhook": 1_500.0,
 }
 # The article's worker commits twice a row, so fewer rows give its rate.
-ARTICLE_ROWS = 1_500
-WEBHOOKS = 1_500
+ARTICLE_ROWS = 1_000
+WEBHOOKS = 1_000
 
 FLOOR_CREATE = """
 create table floor_jobs (

@@ -19,7 +19,7 @@ NODE = HERE / "node"
 PATIENCE_SECONDS = 90.0
 ROWS = 5_000
 # One job at a time is slow and steady: its rate is taken from fewer rows.
-FEW_ROWS = 1_000
+FEW_ROWS = 500
 
 
 @dataclass(frozen=True)
