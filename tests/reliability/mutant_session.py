@@ -9,20 +9,17 @@ test that notices a mutant. (Tests that start the handlers need `mutant_worker`.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import os
-import signal
 import sys
-import time
-import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.reliability.mutant_worker import OUTCOMES, Watch
+from tests.reliability.mutant_worker import Watch, trial
 
 STORE = "sume_jobs.store"
 
@@ -47,47 +44,12 @@ class Trials:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         for line in sys.stdin:
-            answer = self.trial(session, json.loads(line))
+            asked = json.loads(line)
+            answer = trial(partial(self.run, session, asked), asked["seconds"], self.output)
             os.write(self.answers, json.dumps(answer).encode() + b"\n")
         return True
 
-    def trial(self, session: pytest.Session, asked: dict[str, Any]) -> dict[str, Any]:
-        started = time.monotonic()
-        child = os.fork()
-        if child == 0:
-            code = 99
-            try:
-                code = self.run(session, asked)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)
-        code_of_child: int | None = None
-        while code_of_child is None and time.monotonic() - started < asked["seconds"]:
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if ended:
-                code_of_child = os.waitstatus_to_exitcode(status)
-            else:
-                time.sleep(0.01)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child, signal.SIGKILL)
-        if code_of_child is None:
-            os.waitpid(child, 0)
-        failed = self.output.with_suffix(".failed")
-        return {
-            "outcome": OUTCOMES.get(code_of_child, "broken"),
-            "failed": json.loads(failed.read_text()) if code_of_child == 1 else [],
-            "seconds": round(time.monotonic() - started, 2),
-            "pid": child,
-        }
-
     def run(self, session: pytest.Session, asked: dict[str, Any]) -> int:
-        os.setsid()
-        log = os.open(self.output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
         os.environ["TEST_TEMPLATE"] = asked["template"]
         take_statements_anew()
         watch = Watch(asked["likely"])

@@ -16,6 +16,8 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,36 +52,37 @@ class Watch:
             self.failed.append(report.nodeid)
 
 
-def run(asked: dict[str, Any], output: Path) -> None:
+def run(asked: dict[str, Any], output: Path) -> int:
     """The fork: run the tests, and tell by the exit code and a file which of them failed."""
-    os.setsid()
-    log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
     watch = Watch(asked["likely"])
     # Of a library that is loaded already pytest says that it cannot rewrite its asserts.
     options = "-q --tb=short -p no:cacheprovider -p no:xdist -W ignore::pytest.PytestWarning"
     left_out = [f"--deselect={name}" for name in asked["left_out"]]
     code = pytest.main([*options.split(), *asked["options"], *left_out, *asked["tests"]], [watch])
     output.with_suffix(".failed").write_text(json.dumps(watch.failed))
-    sys.stdout.flush()
-    os._exit(int(code))
+    return int(code)
 
 
-def trial(asked: dict[str, Any], output: Path) -> dict[str, Any]:
+def trial(run: Callable[[], int], seconds: float, output: Path) -> dict[str, Any]:
     """Run the tests in a fork: `passed`, `failed`, `hung` or `broken` (no tests were run)."""
     started = time.monotonic()
     child = os.fork()
     if child == 0:
+        exit_code = 99
         try:
-            run(asked, output)
+            os.setsid()
+            log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            exit_code = run()
         except BaseException:
             traceback.print_exc()
         finally:
+            sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(99)
+            os._exit(exit_code)
     code: int | None = None
-    while code is None and time.monotonic() - started < asked["seconds"]:
+    while code is None and time.monotonic() - started < seconds:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             code = os.waitstatus_to_exitcode(status)
@@ -107,7 +110,8 @@ def main() -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         os.environ["TEST_TEMPLATE"] = asked["template"]
-        print(json.dumps(trial(asked, output)), flush=True)
+        answer = trial(partial(run, asked, output), asked["seconds"], output)
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

@@ -287,7 +287,6 @@ JUMPS = (
     1000.0,
     1900.0,
     90000.0,
-    2e5,
 )
 
 
@@ -730,24 +729,7 @@ class Simulation:
             return
         if world.open_transactions:
             return
-        seconds = choose.choice(
-            (
-                0.1,
-                0.5,
-                2.0,
-                6.0,
-                6.0,
-                20.0,
-                45.0,
-                45.0,
-                130.0,
-                330.0,
-                660.0,
-                1000.0,
-                1900.0,
-                90000.0,
-            )
-        ) * choose.uniform(0.9, 1.1)
+        seconds = choose.choice(JUMPS) * choose.uniform(0.9, 1.1)
         late = [actor for actor in world.actors if actor.deadline < world.clock + seconds]
         for actor in late:
             # Lambda ends what is over its time; now and then one is only frozen, and wakes later.
