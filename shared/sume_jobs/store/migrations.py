@@ -116,13 +116,11 @@ def missing(database: Database) -> list[str]:
 
     Raises DatabaseIsNewer, MigrationError as `migrate` does.
     """
-    known = migrations()
-    recorded = {}
-    if standing(database).applied:
+    stands = standing(database)
+    if stands.applied:
         rows = database.run("select version, name, sha256 from sume_jobs_migration")
-        recorded = {row["version"]: row for row in rows}
-    _check(known, recorded)
-    return [f"{each.version:04d}_{each.name}" for each in known if each.version not in recorded]
+        _check(migrations(), {row["version"]: row for row in rows})
+    return list(stands.missing)
 
 
 def _check(known: list[Migration], recorded: dict[int, Any]) -> None:
