@@ -19,6 +19,7 @@ from psycopg.types.datetime import TimestamptzLoader
 from sume_jobs import telemetry
 from sume_jobs.decisions.instants import end_of_time
 from sume_jobs.settings import SettingsError
+from sume_jobs.stored_statement import StoredStatement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -52,6 +53,9 @@ Row = dict[str, Any]
 _REFUSED_CREDENTIALS: Final = ("28P01", "28000")
 # Deadlock and serialization failure: Postgres undid the statement, so it may run again.
 _UNDONE: Final = ("40P01", "40001")
+# A function that is not there, not for this role, dropped a moment ago, or made for other columns.
+# Nothing of it has happened: its statement's text is run instead, and tells what else is wrong.
+_NO_FUNCTION: Final = ("42883", "42501", "XX000", "42804", "0A000")
 
 
 class DatabaseUnavailable(RuntimeError):
@@ -94,6 +98,8 @@ class Database:
         self._secrets = secrets
         self._connection: _Connection | None = None
         self._used_at = 0.0
+        # Functions that this connection did not find.
+        self._without: set[str] = set()
         self.seconds_left: Callable[[], float] = _for_ever
 
     def run(self, sql: str, parameters: Mapping[str, Any] | None = None) -> list[Row]:
@@ -126,6 +132,13 @@ class Database:
         connection.patience = self._patience()
         try:
             # The text is the project's own, put together in `store`; values are parameters.
+            if isinstance(sql, StoredStatement) and sql.label not in self._without:
+                try:
+                    return connection.execute(sql.call, parameters).fetchall()
+                except psycopg.Error as error:
+                    if error.sqlstate not in _NO_FUNCTION:
+                        raise
+                    self._without.add(sql.label)
             cursor = connection.execute(sql, parameters)
             return cursor.fetchall() if cursor.description else []
         finally:
@@ -191,6 +204,7 @@ class Database:
             **parameters, autocommit=True, prepare_threshold=None, row_factory=dict_row
         )
         connection.adapters.register_loader("timestamptz", _Instant)
+        self._without.clear()
         return connection
 
 

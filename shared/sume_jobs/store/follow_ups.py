@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sume_jobs.store.counts import counted, estimated
+from sume_jobs.stored_statement import StoredStatement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +57,9 @@ class Claimed:
 
 # Job and row are looked up by key, never joined to the whole table, whatever the planner
 # believes of them. An attempt that ended without a word has used one.
-CLAIM: Final = """
+CLAIM: Final = StoredStatement(
+    "dispatch_claim",
+    """
 with due as materialized (
   select id, job_id, kind, render_job_id, attempts from follow_up
    where dispatched_at is null and dead_reason is null and run_after <= now()
@@ -95,7 +98,8 @@ claimed as (
 select j.id, j.kind, j.job_id, j.render_job_id, j.key, j.reference, j.status, j.error_code,
        j.dead_reason, c.lease_token::text as token, c.attempts, c.created_at, c.sent_to
   from judged j join claimed c on c.id = j.id
- order by j.id"""
+ order by j.id""",
+)
 
 
 def claim(database: Database, lease: float, max_attempts: int) -> Claimed:
@@ -153,7 +157,9 @@ class Mark:
 
 
 # A success keeps its token, so that a repeated statement finds what it did.
-MARK: Final = """
+MARK: Final = StoredStatement(
+    "mark",
+    """
 with mark as materialized (
   select * from unnest(%(ids)s::bigint[], %(tokens)s::uuid[], %(sent_to)s::text[], %(errors)s::text[],
                        %(delays)s::float8[], %(give_backs)s::boolean[])
@@ -174,7 +180,9 @@ update follow_up f
        lease_token = case when l.error is null then f.lease_token end
   from locked l
  where f.id = any (array(select id from locked)) and f.id = l.id
-returning f.id, f.kind, f.dead_reason, f.dispatched_at is not null as is_dispatched"""
+returning f.id, f.kind, f.dead_reason, f.dispatched_at is not null as is_dispatched""",
+    in_batches=True,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sume_jobs.store import pace
+from sume_jobs.stored_statement import StoredStatement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,7 +64,9 @@ enqueued as (
    order by job_id
   on conflict (job_id, kind) do nothing)"""
 
-APPLY: Final = f"""
+APPLY: Final = StoredStatement(
+    "apply",
+    f"""
 with wish as materialized (
   select job_id, status, error_code, error::jsonb, request_id, %(by)s::text as by
     from unnest(%(job_ids)s::text[], %(statuses)s::text[], %(error_codes)s::text[], %(errors)s::text[],
@@ -72,7 +75,9 @@ with wish as materialized (
 winner as materialized (select * from judged where win),
 {MOVE}
 select j.job_id, j.status, coalesce(j.win, false) as won, coalesce(j.contradicts, false) as contradicts
-  from judged j"""
+  from judged j""",
+    in_batches=True,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +131,9 @@ _IS_DUE: Final = """
 
 # The lease is the next poll time itself: an overlapping sweep does not see the job, and a sweep
 # that dies leaves it due again when the lease is over.
-CLAIM: Final = f"""
+CLAIM: Final = StoredStatement(
+    "poll_claim",
+    f"""
 with {pace.admission(_IS_DUE)},
 picked as materialized (
   select job_id from gen_job where next_poll_at <= now()
@@ -145,7 +152,8 @@ claimed as (
 spending as (select count(*) as n, 0 as places from claimed where not is_over),
 {pace.SPEND}
 select {pace.ADMISSION_COLUMNS}, claimed.*
-  from gate cross join due left join budget on true left join claimed on true"""
+  from gate cross join due left join budget on true left join claimed on true""",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +219,9 @@ class Looked:
     error: str | None = None
 
 
-LOOKED: Final = """
+LOOKED: Final = StoredStatement(
+    "looked",
+    """
 with look as materialized (
   select job_id, delay, finding, attention, webhook_status, result::jsonb, error_code, error::jsonb
     from unnest(%(job_ids)s::text[], %(delays)s::float8[], %(findings)s::text[], %(attentions)s::text[],
@@ -241,7 +251,9 @@ update gen_job g
        updated_at = case when l.result is not null or l.attention is distinct from g.attention
                          then now() else g.updated_at end
   from look l
- where g.job_id = any (array(select job_id from locked)) and g.job_id = l.job_id"""
+ where g.job_id = any (array(select job_id from locked)) and g.job_id = l.job_id""",
+    in_batches=True,
+)
 
 
 def record_looks(database: Database, looks: Sequence[Looked]) -> None:

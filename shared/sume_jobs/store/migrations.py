@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 
+from sume_jobs.store import functions
+
 if TYPE_CHECKING:
     import psycopg
 
@@ -108,6 +110,7 @@ def migrate(connection: psycopg.Connection[Any]) -> list[str]:
                 (migration.version, migration.name, migration.sha256),
             )
             applied.append(f"{migration.version:04d}_{migration.name}")
+        functions.install(connection, anew=bool(applied))
     return applied
 
 

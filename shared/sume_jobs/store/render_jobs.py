@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from sume_jobs.store import pace
+from sume_jobs.stored_statement import StoredStatement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,7 +97,9 @@ _FATE: Final = """
          counted_at is not null as is_counted,
          %(prefix)s || '-' || id || case when generation > 1 then '-' || generation else '' end as made_key"""
 
-CLAIM: Final = f"""
+CLAIM: Final = StoredStatement(
+    "claim",
+    f"""
 with {pace.admission(_IS_DUE)},
 -- Near the day's limit, what holds a place goes first: it needs no other, and its key grows old.
 resend as materialized (
@@ -167,7 +170,8 @@ spending as (
 select {pace.ADMISSION_COLUMNS}, claimed.id, claimed.fate, claimed.claim_token::text as token, claimed.idempotency_key as key, claimed.request_body as body,
        claimed.attempts, claimed.reaps, claimed.sends = 1 and claimed.unknown_since is null as first_send
   from gate cross join due left join budget on true left join claimed on true
- order by claimed.priority, claimed.run_after, claimed.id"""
+ order by claimed.priority, claimed.run_after, claimed.id""",
+)
 
 
 def claim(
@@ -266,7 +270,9 @@ class Recorded:
 
 # The common case by itself, since the whole table of cases takes twice as long: a row that waits
 # for its first job and was sent, and a job that nobody knows. Every other answer is left to RECORD.
-RECORD_NEW: Final = """
+RECORD_NEW: Final = StoredStatement(
+    "record_new",
+    """
 with answer as materialized (
   select * from unnest(%(ids)s::bigint[], %(keys)s::text[], %(job_ids)s::text[], %(request_ids)s::text[])
          as a (row_id, key, job_id, request_id)),
@@ -290,11 +296,15 @@ update render_jobs r
        error_code = null, error = null, request_id = m.request_id, updated_at = now()
   from made m
  where r.id = any (%(ids)s::bigint[]) and r.id = m.render_job_id
-returning r.id, r.sume_job_id as job_id"""
+returning r.id, r.sume_job_id as job_id""",
+    in_batches=True,
+)
 
 # The row is locked by its key before any guard is tested. Success needs no token: the row, its
 # key and its empty job id are the guard. Everything else needs the token of its claim.
-RECORD: Final = f"""
+RECORD: Final = StoredStatement(
+    "record",
+    f"""
 with answer as materialized (
   select * from jsonb_to_recordset(%(answers)s::jsonb) as a (
     row_id bigint, token uuid, key text, action text, job_id text, delay float8,
@@ -405,7 +415,9 @@ select a.row_id, a.job_id,
   from meant a
   left join judged j on j.row_id = a.row_id and a.meaning = 'accepted'
   left join submitted s on s.id = a.row_id
-  left join refused f on f.id = a.row_id"""
+  left join refused f on f.id = a.row_id""",
+    in_batches=True,
+)
 
 
 def record(
@@ -471,7 +483,9 @@ def _as_json(answer: Accepted | Refused) -> dict[str, Any]:
     return {"action": "accepted", **asdict(answer)}
 
 
-REAP: Final = f"""
+REAP: Final = StoredStatement(
+    "reap",
+    f"""
 with stale as materialized (
   select id, sume_job_id, idempotency_key, unknown_from,
          case when sume_job_id is not null then 'submitted'
@@ -511,7 +525,8 @@ lost as (
          || case when generation > 1 then '-' || generation else '' end) as key
     from moved where fate in ('expired', 'exhausted')),
 {_TELL_LOST}
-select fate, count(*) as n from moved group by fate"""
+select fate, count(*) as n from moved group by fate""",
+)
 
 
 def reap(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sume_jobs.store.gen_jobs import JUDGE, MOVE
+from sume_jobs.stored_statement import StoredStatement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +46,9 @@ _STORE: Final = """
 
 # Stored and applied in one statement: a crash cannot come between. The job's row is locked
 # before the event is stored, so that two deliveries of one event meet there.
-RECEIVE: Final = f"""
+RECEIVE: Final = StoredStatement(
+    "receive",
+    f"""
 with wish as materialized (
   select %(job_id)s::text as job_id, %(status)s::text as status, %(error_code)s::text as error_code,
          %(error)s::jsonb as error, %(request_id)s::text as request_id, 'webhook' as by),
@@ -63,10 +66,13 @@ winner as materialized (
 {MOVE}
 select coalesce((select outcome from stored), 'duplicate') as outcome,
        coalesce((select contradicts from judged), false)
-         and exists (select from stored) as contradicts"""
+         and exists (select from stored) as contradicts""",
+)
 
 # An event that decides nothing: it only makes its job due, if it names one.
-RECEIVE_UNDECIDED: Final = f"""
+RECEIVE_UNDECIDED: Final = StoredStatement(
+    "receive_undecided",
+    f"""
 with locked as materialized (
   select job_id from gen_job where job_id = %(job_id)s::text for update),
 stored as ({_STORE}
@@ -79,7 +85,8 @@ reread as (
   update gen_job g set next_poll_at = least(g.next_poll_at, now())
     from stored, locked
    where g.job_id = locked.job_id and g.next_poll_at is not null)
-select coalesce((select outcome from stored), 'duplicate') as outcome, false as contradicts"""
+select coalesce((select outcome from stored), 'duplicate') as outcome, false as contradicts""",
+)
 
 
 def receive(database: Database, event: Event) -> Received:
@@ -121,11 +128,15 @@ resolved as (
   returning e.job_id, e.outcome)
 select job_id from resolved where outcome = 'applied'"""
 
-APPLY_HELD: Final = f"""
+APPLY_HELD: Final = StoredStatement(
+    "apply_held",
+    f"""
 with known as materialized (
   select job_id from gen_job where job_id = any (%(job_ids)s::text[])
      and exists (select from webhook_event e where e.outcome = 'held' and e.job_id = gen_job.job_id)),
-{_RESOLVE}"""
+{_RESOLVE}""",
+    in_batches=True,
+)
 
 APPLY_ALL_HELD: Final = f"""
 with known as materialized (
