@@ -9,7 +9,7 @@ import psycopg
 from sume_jobs.connection import DatabaseUnavailable
 from sume_jobs.secrets import SecretUnavailable
 from sume_jobs.settings import SettingsError
-from sume_jobs.store import health, migrations
+from sume_jobs.store import functions, health, migrations
 
 from local.command_line.doctor_finding import (
     Finding,
@@ -148,6 +148,13 @@ def check_migrations(database: Database) -> Finding:
         return problem(
             "schema",
             f"{number(len(missing), 'migration')} not applied: {', '.join(missing)}",
+            "run ./sume-jobs migrate (a deployment does it by itself)",
+        )
+    if without := functions.missing(database):
+        return warning(
+            "schema",
+            f"{number(len(without), 'stored statement')} without a function: {', '.join(without)};"
+            " each call of theirs is planned anew",
             "run ./sume-jobs migrate (a deployment does it by itself)",
         )
     newest = migrations.migrations()[-1]

@@ -163,6 +163,11 @@ class Database:
         self._used_at = time.monotonic()
         return self._connection
 
+    @property
+    def without_functions(self) -> frozenset[str]:
+        """The labels of the stored statements whose functions this connection did not find."""
+        return frozenset(self._without)
+
     def close(self) -> None:
         """Drop the connection; the next statement opens another."""
         connection, self._connection = self._connection, None

@@ -6,12 +6,14 @@ a statement that nobody reads from are in it (EXPLAIN shows neither of them whol
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from typing import Any
 
 import psycopg
 from psycopg.rows import dict_row
 from sume_jobs.store import gen_jobs, render_jobs
+from sume_jobs.stored_statement import StoredStatement
 
 from tests.support import history
 from tests.support.postgres import Database
@@ -79,13 +81,18 @@ select sum(pg_stat_get_xact_blocks_fetched(oid))::bigint as pages from pg_class
  where relkind in ('r', 'i', 't') and oid >= 16384"""
 
 
-def make_history(database: Database) -> None:
-    """Fill a migrated database; the planner knows it as it was with the hot rows alone."""
+def leave_alone(database: Database) -> None:
+    """Let nothing but the test look at the tables: no statistics are made of them by themselves."""
     for table in history.TABLES:
         database.execute(f"alter table {table} set (autovacuum_enabled = false)")
+    database.execute("drop schema test_history cascade")
+
+
+def make_history(database: Database) -> None:
+    """Fill a migrated database; the planner knows it as it was with the hot rows alone."""
+    leave_alone(database)
     with database.connection.transaction():
         database.execute("set local session_replication_role = replica")
-        database.execute("drop schema test_history cascade")
         database.execute(HOT_ROWS)
     database.execute("analyze")
     history.load(database.connection, HISTORY, newest="2 days")
@@ -93,11 +100,14 @@ def make_history(database: Database) -> None:
 
 def make_backlog(database: Database) -> None:
     """Fill a migrated database with work: a third waits, a third is planned, a third is at Sume."""
-    for table in history.TABLES:
-        database.execute(f"alter table {table} set (autovacuum_enabled = false)")
+    leave_alone(database)
+    fill_backlog(database)
+
+
+def fill_backlog(database: Database) -> None:
+    """Fill tables that were left alone."""
     with database.connection.transaction():
         database.execute("set local session_replication_role = replica")
-        database.execute("drop schema test_history cascade")
         database.execute(BACKLOG_ROWS)
 
 
@@ -118,16 +128,27 @@ def forget_statistics(database: Database, rows: int) -> None:
 
 
 class Pages:
-    """A store whose statements are taken back; tells how many pages they touched."""
+    """A store whose statements are taken back; tells how many pages they touched.
 
-    def __init__(self, database: Database) -> None:
+    ``stored``: by the functions that the database keeps, else by their text.
+    """
+
+    def __init__(self, database: Database, *, stored: bool) -> None:
+        self.stored = stored
         self.connection = psycopg.connect(
             database.url, row_factory=dict_row, prepare_threshold=None
         )
 
     def run(self, sql: str, parameters: Any = None) -> list[dict[str, Any]]:
+        if self.stored and isinstance(sql, StoredStatement):
+            sql = sql.call
         cursor = self.connection.execute(sql, parameters)
         return cursor.fetchall() if cursor.description else []
+
+    def call(self, call: Callable[[Any, str], object]) -> None:
+        """Run a call on tables that may be empty, with a token that no row has."""
+        call(self, str(uuid.uuid4()))
+        self.connection.rollback()
 
     def of(self, call: Callable[[Any, str], object]) -> int:
         """The pages of one call, with the token of a claimed row."""

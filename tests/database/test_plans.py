@@ -35,7 +35,9 @@ from tests.database.plans import (
     Pages,
     accepted,
     ends,
+    fill_backlog,
     forget_statistics,
+    leave_alone,
     make_backlog,
     make_history,
     refused,
@@ -181,7 +183,13 @@ BESIDE_A_BACKLOG = (
     "reap",
     "claim due jobs",
     "claim cancels",
+    "receive",
     "receive for a job unknown",
+    "receive an undecidable event",
+    "apply to ten",
+    "apply to an ended job",
+    "looks",
+    "apply held",
     "lease follow-ups",
     "newest",
     "newest working",
@@ -193,7 +201,13 @@ BESIDE_A_BACKLOG = (
 
 
 def check(database: Database, names: Iterable[str] = tuple(CALLS)) -> None:
-    pages = Pages(database)
+    for stored in (False, True):
+        pages = Pages(database, stored=stored)
+        check_session(pages, names)
+        pages.connection.close()
+
+
+def check_session(pages: Pages, names: Iterable[str]) -> None:
     # Twice: a session's first call also reads what it needs to know of the functions.
     found = {name: [pages.of(CALLS[name][0]) for _ in range(2)][1] for name in names}
     if os.environ.get("SHOW_PLANS"):
@@ -205,7 +219,6 @@ def check(database: Database, names: Iterable[str] = tuple(CALLS)) -> None:
     }
     for name in {os.environ.get("SHOW_PLANS")} & CALLS.keys():
         print(pages.explain(CALLS[name][0]))
-    pages.connection.close()
     assert not wrong, f"pages touched: {wrong}"
 
 
@@ -247,3 +260,18 @@ def test_due_jobs_behind_as_many_ended_ones(backlog: Database) -> None:
         )
     backlog.execute("vacuum analyze gen_job")
     check(backlog, ("claim due jobs",))
+
+
+@pytest.fixture
+def empty(postgres: Server, template: str) -> Iterator[Database]:
+    yield from made(postgres, template, "grown", leave_alone)
+
+
+def test_a_plan_that_was_made_while_the_tables_were_empty(empty: Database) -> None:
+    """A session keeps the plans of the stored statements, however the tables grow under it."""
+    pages = Pages(empty, stored=True)
+    for name in BESIDE_A_BACKLOG:
+        pages.call(CALLS[name][0])
+    fill_backlog(empty)
+    check_session(pages, BESIDE_A_BACKLOG)
+    pages.connection.close()

@@ -131,9 +131,10 @@ select job_id from resolved where outcome = 'applied'"""
 APPLY_HELD: Final = StoredStatement(
     "apply_held",
     f"""
-with known as materialized (
-  select job_id from gen_job where job_id = any (%(job_ids)s::text[])
-     and exists (select from webhook_event e where e.outcome = 'held' and e.job_id = gen_job.job_id)),
+with held as materialized (
+  select job_id from webhook_event where outcome = 'held' and job_id = any (%(job_ids)s::text[])),
+known as materialized (
+  select job_id from gen_job where job_id = any (array(select job_id from held))),
 {_RESOLVE}""",
     in_batches=True,
 )
