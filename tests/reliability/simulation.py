@@ -142,9 +142,9 @@ def statement_names() -> dict[str, str]:
     for module in STORES:
         for name, value in vars(module).items():
             if isinstance(value, str) and name.isupper():
-                # Of a stored one it is the call that is run.
-                text = getattr(value, "call", value)
-                names[text] = f"{module.__name__.rpartition('.')[2]}.{name.lower()}"
+                # Of a stored one the call is run, or where there is no function its text.
+                for text in (value, getattr(value, "call", value)):
+                    names[text] = f"{module.__name__.rpartition('.')[2]}.{name.lower()}"
     return names
 
 
