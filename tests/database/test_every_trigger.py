@@ -76,14 +76,18 @@ def is_at_sume(row: Row) -> bool:
     return row.job in ("queued", "processing")
 
 
+def is_in_flight(row: Row) -> bool:
+    return {
+        "pending": row.is_unknown,
+        "submitting": True,
+        "submitted": is_at_sume(row),
+    }.get(row.status, False)
+
+
 def test_every_delete(database: Database) -> None:
     put(database, ROWS)
     for number, row in enumerate(ROWS, 1):
-        goes = {
-            "pending": not row.is_unknown,
-            "submitting": False,
-            "submitted": not is_at_sume(row),
-        }.get(row.status, True)
+        goes = not is_in_flight(row)
         left = database.one("select count(*) from job_history")
         try:
             database.execute("delete from render_jobs where id = %s", number)
@@ -93,6 +97,58 @@ def test_every_delete(database: Database) -> None:
             assert goes, row
             left -= 1
         assert database.one("select count(*) from job_history") == left, "with its own history"
+
+
+def goes(database: Database, statement: str) -> bool:
+    """Run it and take it back; tells whether it was let through, and then with all of the moves."""
+    try:
+        with database.connection.transaction(force_rollback=True):
+            database.execute(statement)
+            assert "render_jobs" not in statement or not database.query("select from job_history")
+    except psycopg.errors.CheckViolation:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("reaps", [0, 1, 2])
+def test_every_truncate(database: Database, reaps: int) -> None:
+    """Of one row each: what cannot be deleted cannot be truncated either."""
+    for row in ROWS:
+        database.execute_past_triggers("truncate render_jobs, gen_job, job_history")
+        put(database, [row])
+        database.execute_past_triggers("update render_jobs set reaps = %s", reaps)
+        for tables in ("render_jobs", "render_jobs, gen_job", "gen_job, render_jobs, job_history"):
+            assert goes(database, f"truncate {tables}") == (not is_in_flight(row)), (row, tables)
+        assert goes(database, "truncate gen_job") == (row.status != "submitted"), row
+        database.execute_past_triggers("truncate render_jobs")
+        assert goes(database, "truncate gen_job") == (not is_at_sume(row)), row
+
+
+def test_every_delete_of_a_job(database: Database) -> None:
+    put(database, ROWS)
+    for number, row in enumerate(ROWS, 1):
+        if row.job:
+            delete = f"delete from gen_job where job_id = 'job-{number}'"
+            assert not goes(database, delete), row
+            # Of another generation than the row's, or left alone by its row.
+            for statement in (
+                "update render_jobs set sume_job_id = 'other' where id = %s",
+                "delete from render_jobs where id = %s",
+            ):
+                database.execute_past_triggers(statement, number)
+                assert goes(database, delete) == (not is_at_sume(row)), (row, statement)
+    assert goes(database, "delete from gen_job where false")
+
+
+def test_a_row_and_its_job_go_together(database: Database) -> None:
+    put(database, [Row("submitted", "completed")])
+    assert goes(database, "with job as (delete from gen_job) delete from render_jobs")
+    with database.connection.transaction(force_rollback=True):
+        database.execute("create table shop_order (id bigint primary key)")
+        database.execute("alter table render_jobs add shop_order bigint references shop_order")
+        assert goes(database, "truncate shop_order cascade")
+        database.execute("update gen_job set status = 'queued'")
+        assert not goes(database, "truncate shop_order cascade")
 
 
 def test_every_wish_to_cancel(database: Database) -> None:

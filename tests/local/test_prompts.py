@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from local.command_line.drill_world import EMPTY
 from local.prompts import BadLine, Prompt, PromptsFileError, load, read
 from local.runner import PROJECT
 
@@ -252,7 +253,7 @@ def database(local_database):
 
 @pytest.fixture
 def rows(database):
-    database.execute("truncate render_jobs")
+    database.execute(EMPTY)
 
     def fetch(columns="prompt"):
         return database.execute(f"select {columns} from render_jobs order by id").fetchall()

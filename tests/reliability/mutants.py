@@ -101,6 +101,10 @@ SETS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
          f"{DATABASE}/test_operator_acts.py"),
         (DATABASE, "tests/api/test_history.py", *GUARDS),
     ),
+    "store/migrations/0006": (
+        (f"{DATABASE}/test_every_trigger.py", f"{DATABASE}/test_whoever_writes.py"),
+        (DATABASE, "tests/dispatch/test_role_settings.py"),
+    ),
     "store/migrations/": (
         (f"{DATABASE}/test_every_trigger.py", f"{DATABASE}/test_refusals.py",
          f"{DATABASE}/test_migrations.py::test_a_database_that_cannot_hold_prompts_is_refused"),

@@ -111,6 +111,7 @@ def test_what_is_granted_is_all_that_an_application_needs(bundle: Bundle) -> Non
         session.execute("alter schema public rename to sume_jobs")
         session.execute("create schema public")
         session.execute("set local search_path = sume_jobs")
+        session.execute("select sume_pin_triggers()")
         session.execute("create role shop")
         session.execute(SQL[1])
         session.execute("set local search_path = public, sume_jobs")
@@ -128,12 +129,18 @@ def test_what_is_granted_is_all_that_an_application_needs(bundle: Bundle) -> Non
             "select state from job_customer where id = any (%s)", ([row, *made],)
         )
         assert [state for (state,) in states] == ["working", "working"]
+        for refused in (
+            "update render_jobs set status = 'failed'",
+            "select from gen_job",
+            "delete from job_history",
+        ):
+            with pytest.raises(InsufficientPrivilege), session.transaction():
+                session.execute(refused)
+        session.execute("reset role")
         wished = session.execute(
             "select cancel_due_at is not null from gen_job where job_id = %s", (job,)
         )
         assert wished.fetchone() == (True,)
-        with pytest.raises(InsufficientPrivilege):
-            session.execute("update render_jobs set status = 'failed'")
         session.rollback()
 
 

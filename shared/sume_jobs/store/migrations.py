@@ -93,6 +93,8 @@ def migrate(connection: psycopg.Connection[Any]) -> list[str]:
         # For this transaction only: a migration may take longer than any statement of the queue.
         connection.execute("set local lock_timeout = '60s'")
         connection.execute("set local statement_timeout = 0")
+        # The files are read as they are written, whatever the role has.
+        connection.execute("set local standard_conforming_strings = on")
         connection.execute("select pg_advisory_xact_lock(%s)", (_LOCK,))
         connection.execute(_LEDGER)
         rows = connection.execute(
