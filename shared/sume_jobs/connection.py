@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from psycopg import conninfo
-from psycopg.pq import TransactionStatus
+from psycopg.adapt import Loader
+from psycopg.pq import Format, TransactionStatus
 from psycopg.rows import dict_row
-from psycopg.types.datetime import TimestamptzLoader
 
 from sume_jobs import telemetry
-from sume_jobs.decisions.instants import end_of_time
+from sume_jobs.decisions.instants import since_2000
 from sume_jobs.settings import SettingsError
 from sume_jobs.stored_statement import StoredStatement
 
@@ -56,6 +56,11 @@ _UNDONE: Final = ("40P01", "40001")
 # A function that is not there, not for this role, dropped a moment ago, or made for other columns.
 # Nothing of it has happened: its statement's text is run instead, and tells what else is wrong.
 _NO_FUNCTION: Final = ("42883", "42501", "XX000", "42804", "0A000")
+_REMEDIES: Final = {
+    "25006": ": the server is a replica, or the role has default_transaction_read_only; point"
+    " DATABASE_… at the writer, or reset that",
+    "40001": ": set default_transaction_isolation of the functions' role to 'read committed'",
+}
 
 
 class DatabaseUnavailable(RuntimeError):
@@ -73,17 +78,17 @@ class _Connection(psycopg.Connection[Row]):
         return super().wait(gen, interval, self.patience if timeout is None else timeout)
 
 
-class _Instant(TimestamptzLoader):
-    """Reads what datetime cannot hold (infinite, or a year before 1 or after 9999) as its ends.
+class _Instant(Loader):
+    """Reads an instant in UTC, and what datetime cannot hold (infinite, a year before 1 or after
+    9999) as its ends.
 
     Any writer may put such an instant into a row; no list may fail for that one row.
     """
 
+    format = Format.BINARY
+
     def load(self, data: Buffer) -> datetime:
-        try:
-            return super().load(data)
-        except psycopg.DataError:
-            return end_of_time(bytes(data).decode())
+        return since_2000(int.from_bytes(data, signed=True))
 
 
 class Database:
@@ -125,21 +130,23 @@ class Database:
         except psycopg.Error as error:
             if not self._worth_repeating(error):
                 raise
-            raise DatabaseUnavailable(f"statement failed twice ({_kind(error)})") from error
+            remedy = _REMEDIES.get(error.sqlstate or "", "")
+            raise DatabaseUnavailable(f"statement failed twice ({_kind(error)}){remedy}") from error
 
     def _once(self, sql: str, parameters: Mapping[str, Any] | None) -> list[Row]:
         connection = self.connection()
         connection.patience = self._patience()
         try:
             # The text is the project's own, put together in `store`; values are parameters.
+            # Binary: as text, values look as the role has it (DateStyle, bytea_output, …).
             if isinstance(sql, StoredStatement) and sql.label not in self._without:
                 try:
-                    return connection.execute(sql.call, parameters).fetchall()
+                    return connection.execute(sql.call, parameters, binary=True).fetchall()
                 except psycopg.Error as error:
                     if error.sqlstate not in _NO_FUNCTION:
                         raise
                     self._without.add(sql.label)
-            cursor = connection.execute(sql, parameters)
+            cursor = connection.execute(sql, parameters, binary=True)
             return cursor.fetchall() if cursor.description else []
         finally:
             connection.patience = None

@@ -311,7 +311,7 @@ class Session:
         self.close()
         return psycopg.OperationalError("server closed the connection unexpectedly")
 
-    def execute(self, statement: str, parameters: Any = None) -> Any:
+    def execute(self, statement: str, parameters: Any = None, *, binary: bool = False) -> Any:
         world, task = self.world, current()
         actor, name = task.actor, world.names.get(statement, statement.strip().split("\n")[0][:40])
         world.pause()
@@ -337,7 +337,8 @@ class Session:
             if held:
                 self._real.execute("begin")
                 world.open_transactions.append(self)
-            cursor = _Kept(self._real.execute(statement, parameters))  # type: ignore[call-overload]
+            real = self._real.execute(statement, parameters, binary=binary)  # type: ignore[call-overload]
+            cursor = _Kept(real)
             said = _said(cursor)
             world.on_rows(name, cursor.rows)
             if held:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
-from sume_jobs.decisions.instants import instant
+from sume_jobs.decisions.instants import instant, since_2000
 
 FIRST, LAST = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
 
@@ -24,3 +24,17 @@ FIRST, LAST = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
 )
 def test_an_instant_of_postgres(text: str, read: datetime) -> None:
     assert instant(text) == read
+
+
+@pytest.mark.parametrize(
+    ("microseconds", "read"),
+    [
+        (0, datetime(2000, 1, 1, tzinfo=UTC)),
+        (1_500_000, datetime(2000, 1, 1, 0, 0, 1, 500_000, UTC)),
+        (-1, datetime(1999, 12, 31, 23, 59, 59, 999_999, UTC)),
+        (2**63 - 1, LAST),
+        (-(2**63), FIRST),
+    ],
+)
+def test_an_instant_of_postgres_in_binary(microseconds: int, read: datetime) -> None:
+    assert since_2000(microseconds) == read

@@ -6,7 +6,12 @@ first or the last instant that datetime knows.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+_FIRST: Final = datetime(1, 1, 1, tzinfo=UTC)
+_LAST: Final = datetime(9999, 12, 31, tzinfo=UTC)
+_EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 def instant(text: str) -> datetime:
@@ -14,10 +19,12 @@ def instant(text: str) -> datetime:
     try:
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):
-        return end_of_time(text)
+        return _FIRST if text.startswith("-") or text.endswith("BC") else _LAST
 
 
-def end_of_time(text: str) -> datetime:
-    """Give the first or the last instant there is, for one that lies beyond it."""
-    is_before = text.startswith("-") or text.endswith("BC")
-    return datetime(1, 1, 1, tzinfo=UTC) if is_before else datetime(9999, 12, 31, tzinfo=UTC)
+def since_2000(microseconds: int) -> datetime:
+    """Read an instant as Postgres sends it in binary: microseconds since 2000 began in UTC."""
+    try:
+        return _EPOCH + timedelta(microseconds=microseconds)
+    except OverflowError:
+        return _FIRST if microseconds < 0 else _LAST
