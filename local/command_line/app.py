@@ -21,7 +21,7 @@ from local.command_line import (
     steer,
     why,
 )
-from local.command_line.commands import as_command, name_of, remember_options
+from local.command_line.commands import Program, as_command, name_of, remember_options
 
 Command = Callable[..., int | None]
 
@@ -59,6 +59,7 @@ GROUPS = (
 
 app = typer.Typer(
     name="sume-jobs",
+    cls=Program,
     help="Run paid Sume generations from a Postgres table: see them, steer them, repair them.",
     no_args_is_help=True,
     add_completion=False,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from local.command_line.context import Session
 from local.command_line.errors import INTERRUPTED, OK, PIPE_CLOSED, explain
@@ -43,6 +44,18 @@ Folder = Annotated[
 ]
 OPTIONS: dict[str, Any] = {"json": Json, "database_url": DatabaseUrl, "folder": Folder}
 DEFAULTS: dict[str, Any] = {"json": False, "database_url": None, "folder": None}
+
+
+class Program(TyperGroup):
+    """All commands; says what is wrong with an option without the words of the library beneath."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was named."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
+            raise
 
 
 def name_of(function: Callable[..., object]) -> str:

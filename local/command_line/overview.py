@@ -157,9 +157,7 @@ def gate_words(gate: dict[str, Any]) -> str:
         parts.append(f"Seen: {gate['detail']}.")
     if gate["state"] == "half_open":
         parts.append("One row at a time is tried now.")
-    elif waits_for_a_person(gate):
-        parts.append("It stays closed until `./sume-jobs gate open`.")
-    else:
+    elif not waits_for_a_person(gate):
         parts.append(f"Next try in {duration(gate['opens_in_seconds'])}.")
     return " ".join(parts)
 

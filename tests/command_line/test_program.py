@@ -29,6 +29,14 @@ def test_every_command_explains_itself(run_anywhere: Run) -> None:
         assert "--database-url" in ran.output
 
 
+def test_an_option_that_is_wrong_is_told_in_words(run_anywhere: Run) -> None:
+    for arguments in (("list", "--state", "foo"), ("gate", "open", "foo")):
+        ran = run_anywhere(*arguments)
+        assert ran.status == 2
+        assert "'foo' is not one of" in ran.said
+        assert "Value error" not in ran.said
+
+
 def test_an_empty_database_is_migrated(run_anywhere: Run, empty_database: Database) -> None:
     url = ("--database-url", empty_database.url)
     first = run_anywhere("migrate", *url)

@@ -90,9 +90,12 @@ def advise(row: Mapping[str, Any]) -> Advice:
 
 
 _ITSELF: Final = "it goes on by itself."
+_OPEN: Final = (
+    "`./sume-jobs gate open` (update pace_gate set closed_until = now() where closed_until > now())"
+)
 _CLOSED: Final = (
-    "Nothing is sent until a person opens the gate: see AnomalyStop in the runbook, then "
-    "update pace_gate set closed_until = now() where name = 'writes'."
+    "Nothing is sent until a person opens the gate: read job_conflict and the runbook "
+    f"(AnomalyStop), then {_OPEN}."
 )
 _GATES: Final = {
     "idempotency_key_collision": "Sume knew keys of ours already: another stage or a restored "
@@ -119,13 +122,18 @@ _GATES_BY_STATUS: Final = {
 }
 
 
-def advise_gate(reason: str | None) -> str:
-    """Explain why a gate is closed, and what to do, by the reason in pace_gate."""
+def advise_gate(reason: str | None, status: int | None = None) -> str:
+    """Explain why a gate is closed, and what to do, by the reason in pace_gate.
+
+    Where that is a word of Sume's own, the HTTP status tells enough, if it is still known.
+    """
     if (reason or "").startswith("operator:"):
-        return "Somebody closed it by hand. It is tried again at its time, or after `gate open`."
+        return (
+            f"Somebody closed it by hand. It is tried again at its time, or at once after {_OPEN}."
+        )
     return (
         _GATES.get(reason or "")
         or _GATES_BY_STATUS.get(reason or "")
-        or "Look at the reason; it is tried again by itself, or at once after: "
-        "update pace_gate set closed_until = now()."
+        or _GATES_BY_STATUS.get(f"http_{status}")
+        or f"Look at the reason; it is tried again by itself, or at once after {_OPEN}."
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from sume_jobs import telemetry
 from sume_jobs.decisions import backoff
+from sume_jobs.decisions.advice import advise_gate
 from sume_jobs.store import pace
 
 if TYPE_CHECKING:
@@ -49,8 +50,7 @@ def stop_account(runtime: Runtime, reason: str, status: int | None) -> None:
             "queue_stopped",
             reason=telemetry.word(reason),
             status=status,
-            advice="check the API key, the credits and access of the workspace, SUME_BASE_URL and "
-            "SUME_SUBMIT_PATH; the queue goes on by itself when Sume accepts again",
+            advice=advise_gate(reason, status),
         )
 
 
@@ -72,8 +72,7 @@ def guard(runtime: Runtime) -> bool:
         reason=closed["reason"],
         row=closed["row_id"],
         job=closed["job_id"],
-        advice="nothing more is sent: read job_conflict and the runbook (AnomalyStop), then open "
-        "the gate: update pace_gate set closed_until = now() where name = 'writes'",
+        advice=advise_gate(closed["reason"]),
     )
     return True
 
