@@ -16,7 +16,8 @@ from rich.console import Console
 
 from tests.benchmarks import budget, cold_start, cost, end_to_end, ends, latency, memory, queue_core
 from tests.benchmarks.results import Subject, keep, show
-from tests.benchmarks.stand import FOLDER, Stand
+from tests.benchmarks.server import FOLDER
+from tests.benchmarks.stand import Stand
 
 
 def main() -> None:

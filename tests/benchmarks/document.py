@@ -16,7 +16,7 @@ from typing import Any
 from local.runner import PROJECT
 from tests.benchmarks.peers.contenders import PYTHON
 from tests.benchmarks.results import shown
-from tests.benchmarks.stand import FOLDER
+from tests.benchmarks.server import FOLDER
 
 PAGE = PROJECT / "docs" / "benchmarks.md"
 PLOTS = PROJECT / "docs" / "benchmarks"

@@ -19,7 +19,8 @@ import requests
 
 from local.bundle import SCHEDULE_SECONDS, Bundle, Fake, Setup
 from tests.benchmarks.results import Subject
-from tests.benchmarks.stand import ADD_PENDING, FOLDER
+from tests.benchmarks.server import FOLDER
+from tests.benchmarks.stand import ADD_PENDING
 
 # Enough of them that the cold starts of a few containers are fewer than one in twenty.
 ROWS = 200

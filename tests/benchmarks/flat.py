@@ -23,8 +23,6 @@ from sume_jobs.store import render_jobs
 
 from tests.benchmarks import life
 from tests.benchmarks.large import (
-    FOLDER,
-    SETTINGS,
     Cost,
     Large,
     LargeServer,
@@ -33,6 +31,7 @@ from tests.benchmarks.large import (
     measured,
 )
 from tests.benchmarks.results import Subject, keep, show
+from tests.benchmarks.server import FOLDER
 from tests.database.sessions import claiming
 
 ROWS = 2_000
@@ -51,7 +50,7 @@ def main() -> None:
     parser.add_argument("--disk", action="store_true", help="the server's data on disk")
     parser.add_argument("--finished", type=int, nargs="*", default=[0, 500_000, 5_000_000])
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--shared-buffers", default=SETTINGS["shared_buffers"])
+    parser.add_argument("--shared-buffers", default=LargeServer.SETTINGS["shared_buffers"])
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     console = Console(width=None if Console().is_terminal else 160)
@@ -85,7 +84,7 @@ def _databases(server: LargeServer, finished: list[int]) -> dict[str, Large]:
         later.add_pending(WAITING // 4, "1 day", priority)
     for each in (pending, later):
         each.run("vacuum analyze")
-    server.checkpoint()
+    server.superuser("checkpoint")
     return databases
 
 
@@ -173,14 +172,14 @@ def _pinned(server: LargeServer, done: dict[str, Large]) -> Subject:
         f"A snapshot held for {PINNED_SECONDS} s at {50 / TURN_SECONDS:.0f} jobs a second"
     )
     for large in done.values():
-        server.drop(large)
+        server.drop(large.name)
     names = ("free", "pinned")
     databases = {name: server.database(name, finished=500_000) for name in names}
     turns = int(PINNED_SECONDS / TURN_SECONDS)
     for each in databases.values():
         each.add_pending(turns * 50)
         each.run("vacuum analyze")
-    server.checkpoint()
+    server.superuser("checkpoint")
     stores = {name: large.store() for name, large in databases.items()}
     costs: dict[str, list[tuple[Cost, Cost]]] = {name: [] for name in names}
     with psycopg.connect(databases["pinned"].url) as holder:

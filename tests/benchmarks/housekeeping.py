@@ -22,7 +22,6 @@ from sume_jobs.store import retention, webhook_events
 
 from tests.benchmarks.large import (
     BATCH,
-    FOLDER,
     Cost,
     Large,
     LargeServer,
@@ -31,6 +30,7 @@ from tests.benchmarks.large import (
     measured,
 )
 from tests.benchmarks.results import Subject, keep, show
+from tests.benchmarks.server import FOLDER
 from tests.support import history
 
 RETENTION_DAYS = 30
@@ -80,7 +80,7 @@ def _retention(server: LargeServer, rows: int, seconds: float) -> Subject:
     windows = max(2, round(seconds / WINDOW))
     large.add_pending(2 * windows * round(WINDOW / TURN_SECONDS) * BATCH)
     large.run("vacuum analyze render_jobs")
-    server.checkpoint()
+    server.superuser("checkpoint")
     subject = Subject(f"Retention over {rows:,} rows, in batches of {retention.BATCH:,}")
     claims: dict[bool, list[Cost]] = {False: [], True: []}
     ends: dict[bool, list[Cost]] = {False: [], True: []}
@@ -120,7 +120,7 @@ def _retention(server: LargeServer, rows: int, seconds: float) -> Subject:
         ):
             ratio = statistics.median(values[True]) / statistics.median(values[False])
             subject.add(f"  {name}, beside / alone", "times", [ratio], aim=("<=", 1.1))
-    server.drop(large)
+    server.drop(large.name)
     return subject
 
 
@@ -215,7 +215,7 @@ def _year(server: LargeServer, days: int) -> Subject:
         note = "by arithmetic from the bytes a job above"
         subject.add(f"{a_day:,} a day, kept {keeping} days", "GB", [size / 1e9], note)
     store.close()
-    server.drop(large)
+    server.drop(large.name)
     return subject
 
 

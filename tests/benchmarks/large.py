@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,16 +20,10 @@ from sume_jobs.settings import Settings
 from sume_jobs.store import gen_jobs, render_jobs
 from sume_jobs.store.migrations import migrate
 
-from local.postgres import ROLE, EmbeddedPostgres
-from local.runner import PROJECT
+from tests.benchmarks.server import Server
 from tests.database.sessions import claiming
 from tests.support import history
 
-FOLDER = PROJECT / ".local" / "bench"
-MEMORY = Path("/dev/shm")
-SETTINGS = {"shared_buffers": "512MB", "max_wal_size": "2GB"}
-# Steadier than any disk: each commit is about 1 ms dearer, like a database over a network.
-MEMORY_SETTINGS = {"commit_delay": "1000", "commit_siblings": "0"}
 BATCH = 50
 
 PENDING = """
@@ -43,46 +35,14 @@ select 'A lighthouse at dusk, oil on canvas, number ' || n, %(priority)s,
 _numbers = itertools.count(1)
 
 
-class LargeServer:
-    """A server of its own, on a file system in memory or on disk. A context manager."""
-
-    def __init__(self, *, on_disk: bool, **settings: str) -> None:
-        self._settings = SETTINGS | settings
-        self.on_disk = on_disk or not MEMORY.is_dir()
-        self._stack = contextlib.ExitStack()
-        self._postgres: EmbeddedPostgres
-
-    def __enter__(self) -> LargeServer:
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        folder = Path(
-            tempfile.mkdtemp(prefix="sume-large-", dir=FOLDER if self.on_disk else MEMORY)
-        )
-        self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        settings = self._settings | ({} if self.on_disk else MEMORY_SETTINGS)
-        try:
-            self._postgres = self._stack.enter_context(EmbeddedPostgres(folder, settings))
-        except BaseException:
-            self._stack.close()
-            raise
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._stack.close()
-
-    def describe(self) -> str:
-        """The server and its setting, in one line."""
-        with psycopg.connect(self._postgres.superuser_url) as connection:
-            version = connection.info.parameter_status("server_version")
-        where = "disk" if self.on_disk else "memory, commit_delay 1 ms"
-        buffers = self._settings["shared_buffers"]
-        return f"PostgreSQL {version}, fsync on, shared_buffers {buffers}, data on {where}"
+class LargeServer(Server):
+    """Gives large databases."""
 
     def database(
         self, name: str, *, finished: int = 0, newest: str = "1 hour", padding: int = 0
     ) -> Large:
         """A migrated database with a history; `padding` as `history.load` has it."""
-        self._superuser(f"create database {name} owner {ROLE} strategy file_copy")
-        url = make_conninfo(self._postgres.url, dbname=name)
+        url = self.create(name)
         with psycopg.connect(url, autocommit=True, row_factory=dict_row) as connection:
             migrate(connection)
         large = Large(name, url, make_conninfo(self._postgres.superuser_url, dbname=name), finished)
@@ -91,18 +51,6 @@ class LargeServer:
                 history.load(connection, finished, newest=newest, padding=padding)
                 connection.execute("vacuum analyze")
         return large
-
-    def drop(self, large: Large) -> None:
-        """Make room."""
-        self._superuser(f"drop database {large.name} with (force)")
-
-    def checkpoint(self) -> None:
-        """Write out what loading left behind, so that it disturbs no measurement."""
-        self._superuser("checkpoint")
-
-    def _superuser(self, statement: str) -> None:
-        with psycopg.connect(self._postgres.superuser_url, autocommit=True) as connection:
-            connection.execute(statement.encode())
 
 
 @dataclass

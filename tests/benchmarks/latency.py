@@ -11,7 +11,7 @@ import psycopg
 
 from local.bundle import Bundle, Setup
 from tests.benchmarks.results import Subject
-from tests.benchmarks.stand import FOLDER
+from tests.benchmarks.server import FOLDER
 
 INSERTS = 100
 BUDGET = 600

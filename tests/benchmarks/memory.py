@@ -9,7 +9,8 @@ import psycopg
 
 from local.bundle import Bundle, Setup
 from tests.benchmarks.results import Subject
-from tests.benchmarks.stand import ADD_PENDING, FOLDER, NO_BUDGET
+from tests.benchmarks.server import FOLDER
+from tests.benchmarks.stand import ADD_PENDING, NO_BUDGET
 
 ROWS = 2_000
 MEGABYTES = 150.0

@@ -8,28 +8,21 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import psycopg
-from psycopg.conninfo import make_conninfo
 
 from local.bundle import Fake
 from local.guard import guarded
-from local.postgres import DATABASE, ROLE, EmbeddedPostgres
+from local.postgres import DATABASE
 from local.runner import PROJECT, Function, Runner
+from tests.benchmarks.server import FOLDER, Server
 
-FOLDER = PROJECT / ".local" / "bench"
-MEMORY = Path("/dev/shm")
-# Steadier than any disk: each commit is about 1 ms dearer, like a database over a network.
-MEMORY_SETTINGS = {"commit_delay": "1000", "commit_siblings": "0"}
-SETTINGS = {"shared_buffers": "512MB", "max_wal_size": "4GB"}
 # More requests a minute than any contender makes.
 NO_BUDGET = "10000000"
 FINISHED = 200_000
@@ -60,69 +53,45 @@ insert into render_jobs (prompt)
 select 'A lighthouse at dusk, oil on canvas, number ' || n from generate_series(1, %(rows)s) as n"""
 
 
-class Stand:
-    """Starts the database server; gives databases, fakes and contenders. A context manager.
+class Stand(Server):
+    """Gives databases, fakes and contenders."""
 
-    On a file system in memory with a fixed price for each commit, unless ``on_disk``.
-    """
+    SETTINGS = Server.SETTINGS | {"max_wal_size": "4GB"}
 
     def __init__(self, *, on_disk: bool) -> None:
-        self.on_disk = on_disk or not MEMORY.is_dir()
+        super().__init__(on_disk=on_disk)
         self.logs = FOLDER / "logs"
-        self._stack = contextlib.ExitStack()
         self._numbers = itertools.count(1)
         self._has_finished = False
-        self._postgres: EmbeddedPostgres
 
-    def __enter__(self) -> Stand:
+    def prepare(self) -> None:
+        """Migrate a template."""
         self.logs.mkdir(parents=True, exist_ok=True)
-        try:
-            parent = FOLDER if self.on_disk else MEMORY
-            folder = Path(tempfile.mkdtemp(prefix=f"sume-bench-{os.getpid()}-", dir=parent))
-            self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            settings = SETTINGS if self.on_disk else {**SETTINGS, **MEMORY_SETTINGS}
-            self._postgres = self._stack.enter_context(EmbeddedPostgres(folder, settings))
-            self._create(TEMPLATE)
-            with self.runner({"DATABASE_URL": self._url(TEMPLATE)}) as runner:
-                runner.invoke("migrate", {}).result()
-        except BaseException:
-            self._stack.close()
-            raise
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._stack.close()
-
-    def describe(self) -> str:
-        """The server and its setting, in one line."""
-        with psycopg.connect(self._postgres.superuser_url) as connection:
-            version = connection.info.parameter_status("server_version")
-        where = "disk" if self.on_disk else "memory, commit_delay 1 ms"
-        return f"PostgreSQL {version}, fsync on, data on {where}"
+        with self.runner({"DATABASE_URL": self.create(TEMPLATE)}) as runner:
+            runner.invoke("migrate", {}).result()
 
     @contextlib.contextmanager
     def database(self, *, pending: int = 0, finished: int = 0) -> Iterator[str]:
         """The URL of a migrated database of its own, dropped afterwards."""
         name = f"bench_{next(self._numbers)}"
-        self._create(name, self._template(finished))
-        url = self._url(name)
+        url = self.create(name, self._template(finished))
         try:
             with psycopg.connect(url, autocommit=True) as connection:
                 connection.execute(ADD_PENDING, {"rows": pending})
                 connection.execute("vacuum analyze render_jobs")
             yield url
         finally:
-            self._execute(f"drop database if exists {name} with (force)")
+            self.drop(name)
 
     @contextlib.contextmanager
     def empty_database(self) -> Iterator[str]:
         """The URL of a database with nothing in it, dropped afterwards."""
         name = f"bench_{next(self._numbers)}"
-        self._create(name)
+        self.create(name)
         try:
             yield self._postgres.url.replace("/" + DATABASE + "?", f"/{name}?")
         finally:
-            self._execute(f"drop database if exists {name} with (force)")
+            self.drop(name)
 
     def keep(self, resource: contextlib.AbstractContextManager[str]) -> str:
         """Enter something that lasts as long as the server."""
@@ -185,22 +154,12 @@ class Stand:
             return TEMPLATE
         assert finished == FINISHED
         if not self._has_finished:
-            self._create(TEMPLATE_FINISHED, TEMPLATE)
-            with psycopg.connect(self._url(TEMPLATE_FINISHED), autocommit=True) as connection:
+            url = self.create(TEMPLATE_FINISHED, TEMPLATE)
+            with psycopg.connect(url, autocommit=True) as connection:
                 connection.execute(ADD_FINISHED, {"rows": finished})
                 connection.execute("vacuum analyze")
             self._has_finished = True
         return TEMPLATE_FINISHED
-
-    def _create(self, name: str, template: str = "template0") -> None:
-        self._execute(f"create database {name} template {template} owner {ROLE} strategy file_copy")
-
-    def _execute(self, statement: str) -> None:
-        with psycopg.connect(self._postgres.superuser_url, autocommit=True) as connection:
-            connection.execute(statement.encode())
-
-    def _url(self, name: str) -> str:
-        return make_conninfo(self._postgres.url, dbname=name)
 
 
 def _address(log: Path) -> str:
