@@ -82,7 +82,8 @@ def standing(row: dict[str, Any]) -> str:
         return advise(row).reason
     if row["state"] == "done":
         return f"{len(row['artifacts'])} files" if len(row["artifacts"]) != 1 else "1 file"
-    words = {"pending": "waits to be sent", "submitting": "is being sent"}
+    waits = "waits for its time to be sent" if row["is_later"] else "waits to be sent"
+    words = {"pending": waits, "submitting": "is being sent"}
     return words.get(row["submission_status"]) or f"is {row['job_status']} at Sume"
 
 

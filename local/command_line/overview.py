@@ -15,7 +15,12 @@ from local.command_line.output import STATES, duration, shown, state_text, table
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-STAGES = {"waiting": "waiting to be sent", "sending": "being sent", "at_sume": "at Sume"}
+STAGES = {
+    "waiting": "waiting to be sent",
+    "later": "to be sent later",
+    "sending": "being sent",
+    "at_sume": "at Sume",
+}
 GATES = {"open": "open", "closed": "CLOSED", "half_open": "half open"}
 SHOWN = 5
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sume_jobs.store import job_views
 
 from tests.support.bundle import Bundle, event_body
 
@@ -409,13 +410,51 @@ def test_the_figures(call: Any, bundle: Bundle, database: Any) -> None:
     counts = {name: figure["count"] for name, figure in told["states"].items()}
     assert counts == {"working": 3, "done": 1, "needs_attention": 1}
     stages = {name: figure["count"] for name, figure in told["stages"].items()}
-    assert stages == {"waiting": 2, "sending": 0, "at_sume": 1}
+    assert stages == {"waiting": 2, "later": 0, "sending": 0, "at_sume": 1}
     reads, writes = told["gates"]
     assert (reads["state"], writes["state"], writes["reason"]) == ("open", "closed", "http_402")
     assert 50 <= writes["opens_in_seconds"] <= 60
     assert [each["id"] for each in told["needs_attention"]] == [failed]
     assert (told["came_a_minute"], told["ended_a_minute"]) == (5, 2)
     assert told["oldest_waiting_seconds"] >= 0
+
+
+def test_what_is_planned_for_later_does_not_wait(call: Any, database: Any) -> None:
+    many = job_views.EXACT + 100
+
+    def stages() -> dict[str, int]:
+        told = call("GET", "/stats").json["stages"]
+        return {name: told[name]["count"] for name in ("waiting", "later")}
+
+    database.insert(priority=0)
+    database.insert(run_after="infinity")
+    assert stages() == {"waiting": 1, "later": 1}
+    later = (
+        "insert into render_jobs (prompt, priority, run_after) select 'later', n % 4,"
+        " now() + {} from generate_series(1, {}) n"
+    )
+    database.execute(later.format("interval '1 day'", many))
+    assert stages() == {"waiting": 1, "later": job_views.EXACT + 1}, "until the statistics tell"
+    database.execute(later.format("n * interval '1 minute'", 2 * many))
+    database.insert_many(many)
+    database.execute("analyze render_jobs")
+    found = stages()
+    assert abs(found["waiting"] - many) < 50
+    assert abs(found["later"] - 3 * many) < 50
+
+
+def test_the_newest_done_are_those_of_the_newest_generation(
+    call: Any, bundle: Bundle, database: Any
+) -> None:
+    (row, job), (other, its_job) = bundle.accepted(2)
+    bundle.W(event_body(job, "completed"))
+    bundle.W(event_body(its_job, "completed"))
+    again = "update render_jobs set generation = generation + 1 where id = %s"
+    database.execute(again, row)
+    assert [each["id"] for each in call("GET", "/stats").json["done"]] == [other]
+    bundle.D()
+    bundle.W(event_body(database.row(row)["sume_job_id"], "completed"))
+    assert [each["id"] for each in call("GET", "/stats").json["done"]] == [row, other]
 
 
 def test_a_job_that_needs_attention_is_not_among_those_on_their_way(

@@ -135,6 +135,14 @@ def test_a_list_has_pages(run: Run, database: Database) -> None:
     assert run("list", "--limit", "5").said == ""
 
 
+def test_what_is_planned_for_later_is_told_as_that(run: Run, database: Database) -> None:
+    database.insert(run_after="2999-01-01")
+    assert "waits for its time to be sent" in run("list").output
+    assert "1 to be sent later" in run("status").output
+    database.insert()
+    assert "1 waiting to be sent, 1 to be sent later" in run("status").output
+
+
 def test_a_list_is_filtered_by_state_and_reference(run: Run, bundle: Bundle) -> None:
     row, _ = failed(bundle)
     bundle.database.insert(reference="order-1")

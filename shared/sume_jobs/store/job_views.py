@@ -221,7 +221,34 @@ def _counted_if_few(name: str, query: str, order: str) -> str:
     return f"case when {many} then {EXACT + 1} else {_counted(query, order)} end"
 
 
-_WAITING: Final = "select from render_jobs where status = 'pending' and reaps < 2"
+_BANDS: Final = (
+    "(values (0::smallint), (1::smallint), (2::smallint), (3::smallint)) as band (priority)"
+)
+
+
+def _counted_pending(run_after: str) -> str:
+    return f"""(select count(*) from (
+    select from {_BANDS} cross join lateral (
+      select from render_jobs
+       where status = 'pending' and reaps < 2 and priority = band.priority and run_after {run_after}
+       order by run_after, id limit {EXACT + 1}) head
+     limit {EXACT + 1}) x)"""
+
+
+# As the planner would guess it: the share of what is common, and of the steps of the histogram (both
+# by way of JSON, which writes an instant in one form).
+_LATER: Final = """(
+    select c.reltuples * (coalesce(common.later, 0) + (1 - coalesce(common.share, 0)) * coalesce(steps.later, 0))
+      from pg_class c
+      join pg_stats s on s.schemaname = c.relnamespace::regnamespace::text and s.tablename = c.relname
+     cross join lateral (
+       select sum(share) filter (where at::timestamptz > now()) as later, sum(share) as share
+         from rows from (json_array_elements_text(array_to_json(s.most_common_vals)),
+                         unnest(s.most_common_freqs)) as each (at, share)) common
+     cross join lateral (
+       select avg((at::timestamptz > now())::int) as later
+         from json_array_elements_text(array_to_json(s.histogram_bounds)) as each (at)) steps
+     where c.oid = 'render_jobs'::regclass and s.attname = 'run_after')"""
 _SUSPECT: Final = "select from render_jobs where status = 'pending' and reaps >= 2"
 _SENDING: Final = "select from render_jobs where status = 'submitting'"
 _AT_SUME: Final = """
@@ -232,7 +259,8 @@ _FAILED_JOBS: Final = """
 
 FIGURES: Final = f"""
 with figure (name, counted, estimated) as (values
-  ('waiting', {_counted(_WAITING, "priority, run_after, id")}, {estimated("render_jobs_claim")}),
+  ('waiting', {_counted_pending("<= now()")}, {estimated("render_jobs_claim")}),
+  ('later', {_counted_pending("> now()")}, {_LATER}),
   ('suspect', {_counted(_SUSPECT, "reaps, run_after, id")}, {estimated("render_jobs_suspect")}),
   ('sending', {_counted(_SENDING, "claimed_at")}, {estimated("render_jobs_claimed")}),
   ('at_sume', {_counted_if_few("gen_job_in_flight", _AT_SUME, "created_at")},
@@ -262,7 +290,9 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """How many rows are where. `states` are the three that people see, `stages` those of working."""
+    """How many rows are where. `states` are the three that people see, `stages` those of working:
+    `waiting` could be sent now, `later` not before its time, `sending` and `at_sume` are under way.
+    """
 
     states: dict[str, Figure]
     stages: dict[str, Figure]
@@ -279,8 +309,13 @@ def figures(database: Database) -> Figures:
     found = {
         row["name"]: Figure(row["n"], row["counted"] <= EXACT) for row in database.run(FIGURES)
     }
+    waiting, later = found["waiting"], found["later"]
+    if not waiting.is_exact:
+        # What the statistics tell is both.
+        waiting = Figure(max(EXACT + 1, waiting.count - later.count), is_exact=False)
     stages = {
-        "waiting": _sum(found["waiting"], found["suspect"]),
+        "waiting": _sum(waiting, found["suspect"]),
+        "later": later,
         "sending": found["sending"],
         "at_sume": found["at_sume"],
     }
@@ -305,8 +340,7 @@ def _sum(*figures: Figure) -> Figure:
 # rows. Of more than 200 in a minute the rate is told by how fast those 200 came.
 PULSE: Final = f"""
 with waiting as (
-  select min(greatest(run_after, {LONG_AGO})) as since from (values (0::smallint), (1::smallint), (2::smallint), (3::smallint))
-         as band (priority)
+  select min(greatest(run_after, {LONG_AGO})) as since from {_BANDS}
    cross join lateral (
      select run_after from render_jobs
       where status = 'pending' and reaps < 2 and priority = band.priority and run_after <= now()
@@ -377,9 +411,9 @@ select r.id, r.reference, g.status, g.created_at as since
  cross join lateral (select id, reference from render_jobs where id = g.render_job_id limit 1) r
  order by g.created_at desc"""
 
-NEXT_WAITING: Final = """
+NEXT_WAITING: Final = f"""
 select id, reference, 'waiting' as status, created_at as since
-  from (values (0::smallint), (1::smallint), (2::smallint), (3::smallint)) as band (priority)
+  from {_BANDS}
  cross join lateral (
    select id, reference, created_at, run_after, priority as its_priority from render_jobs
     where status = 'pending' and reaps < 2 and priority = band.priority and run_after <= now()
@@ -388,11 +422,14 @@ select id, reference, 'waiting' as status, created_at as since
 
 NEWEST_DONE: Final = """
 select r.id, r.reference, 'done' as status, f.created_at as since
-  from (select render_job_id, created_at, id from (
-          select render_job_id, created_at, id, kind from follow_up order by id desc limit 100) x
-         where kind = 'job.completed' order by id desc limit %(limit)s) f
- cross join lateral (select id, reference from render_jobs where id = f.render_job_id limit 1) r
- order by f.id desc"""
+  from (select job_id, render_job_id, created_at, id from (
+          select job_id, render_job_id, created_at, id, kind from follow_up order by id desc limit 100) x
+         where kind = 'job.completed' order by id desc limit 2 * %(limit)s) f
+ cross join lateral (
+   select id, reference, sume_job_id from render_jobs where id = f.render_job_id limit 1) r
+ -- A row that was made anew is where its newest generation is.
+ where r.sume_job_id = f.job_id
+ order by f.id desc limit %(limit)s"""
 
 
 def newest_moving(database: Database, limit: int) -> list[Row]:

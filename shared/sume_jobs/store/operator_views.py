@@ -53,7 +53,7 @@ def resolve(database: Database, texts: Sequence[str]) -> list[list[Match]]:
 
 
 _STANDING: Final = """
-r.id, r.reference, c.state, r.model, r.priority, r.run_after, r.generation,
+r.id, r.reference, c.state, r.model, r.priority, r.run_after, r.run_after > now() as is_later, r.generation,
 r.status as submission_status, r.error_code as submission_error_code,
 r.status = 'failed' and r.unknown_since is not null as sume_may_have_the_job,
 r.sume_job_id, g.status as job_status, g.error_code, g.attention,
