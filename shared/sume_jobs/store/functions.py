@@ -31,7 +31,7 @@ STATEMENTS: Final = (
 
 _KNOWN: Final = """
 select proname as name, oid::regprocedure::text as signature from pg_proc
- where pronamespace = current_schema()::regnamespace and proname ~ %(pattern)s"""
+ where pronamespace = quote_ident(current_schema())::regnamespace and proname ~ %(pattern)s"""
 
 
 def install(connection: psycopg.Connection[Any], *, anew: bool) -> None:
