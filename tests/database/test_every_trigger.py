@@ -140,6 +140,17 @@ def test_every_delete_of_a_job(database: Database) -> None:
     assert goes(database, "delete from gen_job where false")
 
 
+@pytest.mark.parametrize(
+    ("status", "said", "hint"),
+    [("queued", "is in flight", "cancel it first"), ("failed", "lose its end", "the row first")],
+)
+def test_why_a_job_cannot_be_deleted(database: Database, status: str, said: str, hint: str) -> None:
+    put(database, [Row("submitted", status)])
+    with pytest.raises(psycopg.errors.CheckViolation, match=said) as caught:
+        database.execute("delete from gen_job")
+    assert hint in (caught.value.diag.message_hint or "")
+
+
 def test_a_row_and_its_job_go_together(database: Database) -> None:
     put(database, [Row("submitted", "completed")])
     assert goes(database, "with job as (delete from gen_job) delete from render_jobs")

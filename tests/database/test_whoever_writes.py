@@ -28,6 +28,16 @@ def test_every_trigger_looks_in_its_own_schema(database: Database) -> None:
         assert "search_path=public, pg_temp" in each["proconfig"], each
 
 
+def test_a_trigger_of_the_team_s_own_is_left_as_it_is(database: Database) -> None:
+    with database.connection.transaction(force_rollback=True):
+        database.execute(
+            "create function shop_notify() returns trigger language plpgsql as"
+            " $$ begin return new; end $$"
+        )
+        database.query("select sume_pin_triggers()")
+        assert not database.one("select prosecdef from pg_proc where proname = 'shop_notify'")
+
+
 @pytest.fixture
 def two_schemas(make_database: Callable[..., Database]) -> Iterator[Database]:
     """The bundle twice in one database, with a job at Sume each: row 1 in the first schema, row 2

@@ -75,6 +75,21 @@ EQUIVALENT: dict[str, dict[str, str]] = {
             "a row gets one generation in a statement; this has it looked up by the index"
         ),
     },
+    "store/migrations/0006_whoever_writes.sql": {
+        **{
+            f"{function}: limit 1 → nothing{number}": "the first is enough, and found sooner"
+            for function, number in (
+                ("gen_job_refuse_delete", ""),
+                *(("sume_refuse_truncate", number) for number in ("", " #2", " #3", " #4", " #5")),
+                ("gen_job_refuse_truncate_alone", ""),
+                ("render_jobs_forget_all_moves", ""),
+            )
+        },
+        **{
+            f"sume_refuse_truncate: {change}": "both together look at all rows"
+            for change in ("reaps < 2 → reaps <= 2", "reaps < 2 → true", "reaps >= 2 → true")
+        },
+    },
     "store/migrations/0003_history.sql": {
         "job_customer: r.status = 'submitted' → true": JOINED,
         "job_customer: r.status = 'submitted' → true #2": JOINED,
