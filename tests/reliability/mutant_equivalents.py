@@ -160,9 +160,5 @@ EQUIVALENT: dict[str, dict[str, str]] = {
             "two deliveries of one event meet at its primary key as well"
         ),
         "_RESOLVE: e.job_id = any (array(select job_id from locked)) → true": PLAN,
-        "APPLY_HELD: exists (select from webhook_event e where e.outcome = ' … "
-        "' and e.job_id = gen_job.job_id) → true": PLAN,
-        "APPLY_HELD: e.outcome = 'held' → true": PLAN,
-        "APPLY_HELD: e.job_id = gen_job.job_id → true": PLAN,
     },
 }
