@@ -58,8 +58,17 @@ def judge_server(server: health.Server, limits: Limits) -> Iterator[Finding]:
     if server.is_read_only:
         yield problem(
             "database",
-            "the server is a read-only replica",
-            "point DATABASE_… at the writer; after a failover, at the cluster's writer address",
+            "the server is a read-only replica, or the role may only read",
+            "point DATABASE_… at the writer; after a failover, at the cluster's writer address; or "
+            f"alter role {server.role} in database {server.database} "
+            "set default_transaction_read_only = off",
+        )
+    if server.isolation != "read committed":
+        yield warning(
+            "database",
+            f"sessions of {server.role} begin at {server.isolation}: claims fail for each other",
+            f"as an administrator: alter role {server.role} in database {server.database} "
+            "set default_transaction_isolation = 'read committed'",
         )
     if server.is_remote and not server.is_encrypted:
         yield warning(

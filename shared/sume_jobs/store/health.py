@@ -28,6 +28,7 @@ select current_database()::text as database, current_user::text as role,
        current_setting('server_version_num')::int as version_number,
        current_setting('server_encoding') as encoding,
        pg_is_in_recovery() or current_setting('transaction_read_only') = 'on' as is_read_only,
+       current_setting('default_transaction_isolation') as isolation,
        coalesce((select ssl from pg_stat_ssl where pid = pg_backend_pid()), false) as is_encrypted,
        inet_server_addr() is not null and not inet_server_addr() <<= '127.0.0.0/8'::inet
          and inet_server_addr() <> '::1'::inet as is_remote,
@@ -54,6 +55,7 @@ class Server:
     version_number: int
     encoding: str
     is_read_only: bool
+    isolation: str
     is_encrypted: bool
     is_remote: bool
     has_autovacuum: bool
