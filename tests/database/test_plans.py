@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import psycopg
 import pytest
 from sume_jobs.decisions.enqueue_request import LARGEST_ID, NewJob
 from sume_jobs.store import (
@@ -88,14 +87,6 @@ def purge(days: int) -> Callable[[Any, str], object]:
         retention.purge(store, days, 86400, lambda: next(may_go_on, False))
 
     return one_batch
-
-
-def forbidden(statement: str) -> Callable[[Any, str], object]:
-    def call(store: Any, token: str) -> None:
-        with pytest.raises(psycopg.errors.CheckViolation), store.connection.transaction():
-            store.run(statement)
-
-    return call
 
 
 # name -> (what is called, with the token of a claimed row; how many rows it writes or shows)
@@ -179,9 +170,6 @@ CALLS: dict[str, tuple[Callable[[Any, str], object], int]] = {
     "send again": (lambda s, t: render_jobs.send_again(s, 7), 0),
     "debts": (lambda s, t: gate.debts(s), 0),
     "open a gate": (lambda s, t: gate.open_now(s, ["writes"]), 1),
-    "truncate": (forbidden("truncate render_jobs, gen_job"), 0),
-    "delete a job": (forbidden(f"delete from gen_job where job_id = '{JOB}'"), 1),
-    "delete a job of a row": (forbidden("delete from gen_job where job_id = 'job_7'"), 1),
     "count what may go, nothing old": (lambda s, t: retention.count(s, 3000, 86400), 0),
 }
 

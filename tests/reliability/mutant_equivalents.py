@@ -76,19 +76,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         ),
     },
     "store/migrations/0006_whoever_writes.sql": {
-        **{
-            f"{function}: limit 1 → nothing{number}": "the first is enough, and found sooner"
-            for function, number in (
-                ("gen_job_refuse_delete", ""),
-                *(("sume_refuse_truncate", number) for number in ("", " #2", " #3", " #4", " #5")),
-                ("gen_job_refuse_truncate_alone", ""),
-                ("render_jobs_forget_all_moves", ""),
-            )
-        },
-        **{
-            f"sume_refuse_truncate: {change}": "both together look at all rows"
-            for change in ("reaps < 2 → reaps <= 2", "reaps < 2 → true", "reaps >= 2 → true")
-        },
+        "render_jobs_forget_all_moves: limit 1 → nothing": "the first is enough, and found sooner",
     },
     "store/migrations/0003_history.sql": {
         "job_customer: r.status = 'submitted' → true": JOINED,
