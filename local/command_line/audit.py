@@ -43,7 +43,7 @@ def audit(
     from contextlib import closing
 
     from rich.console import Console
-    from sume_jobs.flows.submit import client_of
+    from sume_jobs.flows.sume_access import client_of
     from sume_jobs.store import health
 
     from local.command_line import audit_rounds

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 from sume_jobs.connection import DatabaseUnavailable
-from sume_jobs.flows.submit import client_of
+from sume_jobs.flows.sume_access import client_of
 from sume_jobs.runtime import Runtime
 from sume_jobs.secrets import Secrets, SecretUnavailable
 from sume_jobs.settings import SettingsError

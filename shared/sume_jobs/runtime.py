@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sume_jobs.secrets import Secrets
@@ -15,14 +14,16 @@ if TYPE_CHECKING:
     from sume_jobs.connection import Database
 
 
-@dataclass(slots=True)
 class Runtime:
     """The collaborators of one function."""
 
-    settings: Settings
-    secrets: Secrets
-    _database: Database | None = None
-    _seconds_left: Callable[[], float] | None = None
+    def __init__(
+        self, settings: Settings, secrets: Secrets, database: Database | None = None
+    ) -> None:
+        self.settings = settings
+        self.secrets = secrets
+        self._database = database
+        self._seconds_left: Callable[[], float] | None = None
 
     @property
     def database(self) -> Database:

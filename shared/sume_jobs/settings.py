@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
@@ -23,8 +22,7 @@ class SettingsError(ValueError):
     """One or more environment variables are missing or wrong; the message names each."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(NamedTuple):
     """Everything a function reads from its environment. Times are in seconds."""
 
     database_url: str | None = None
@@ -111,6 +109,11 @@ class Settings:
         if read.faults:
             raise SettingsError("wrong settings: " + "; ".join(read.faults))
         return settings
+
+    @property
+    def has_target(self) -> bool:
+        """Whether follow-ups are handed on to anywhere (`targets.names` tells where to)."""
+        return bool(self.follow_up_queue_url or self.follow_up_event_bus)
 
     def _faults_together(self) -> list[str]:
         faults = []

@@ -12,7 +12,7 @@ import pytest
 import requests
 from sume_jobs.decisions import listing
 from sume_jobs.decisions.outcomes import Answer
-from sume_jobs.flows.submit import client_of
+from sume_jobs.flows.sume_access import client_of
 from sume_jobs.runtime import Runtime
 from sume_jobs.secrets import Secrets
 from sume_jobs.settings import Settings

@@ -380,7 +380,7 @@ def _check_storable(text: str | None, longest: int, ascii_only: bool = False) ->
 def check_stored_answers(bench: Bench, spoken: Spoken) -> None:
     """Recording any answer to a submit or a read works, and leaves no row between states."""
     from sume_jobs.decisions.outcomes import Answer
-    from sume_jobs.flows import poll, submit
+    from sume_jobs.flows import poll, submit, sume_access
     from sume_jobs.flows.paced_run import Done
 
     if bench.tried["stored"] % 200 == 0:
@@ -394,7 +394,7 @@ def check_stored_answers(bench: Bench, spoken: Spoken) -> None:
     answer = Answer(spoken.status, spoken.headers, spoken.body, spoken.complete)
     row = database.one("insert into render_jobs (prompt) values (%s) returning id", inputs.PROMPT)
     with bench.quiet():
-        client = submit.client_of(bench.runtime)
+        client = sume_access.client_of(bench.runtime)
         try:
             sending = submit._Submit(bench.runtime, client, Counter())
             admission, claims = sending.claim(1, True)

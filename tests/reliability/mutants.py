@@ -135,6 +135,10 @@ SETS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
          "tests/pitfalls/test_reap.py", "tests/pitfalls/test_connections.py",
          "tests/aws/test_secrets_manager.py", "tests/database/test_telemetry.py"),
     ),
+    "flows/sume_access.py": (
+        ("tests/pitfalls/test_connections.py", "tests/pitfalls/test_submit.py"),
+        ("tests/pitfalls/test_poll.py", "tests/aws/test_secrets_manager.py"),
+    ),
     "flows/paced_run.py": (
         ("tests/unit/test_paced_run.py",),
         ("tests/pitfalls/test_submit.py", "tests/pitfalls/test_pacing.py",

@@ -41,7 +41,16 @@ from psycopg.rows import dict_row
 from sume_jobs import artifacts, bucket, runtime, targets, telemetry
 from sume_jobs.decisions.follow_up_event import Message
 from sume_jobs.decisions.outcomes import Answer, NoAnswer
-from sume_jobs.flows import archive, dispatch, paced_run, poll, submit, time_left, webhook
+from sume_jobs.flows import (
+    archive,
+    dispatch,
+    paced_run,
+    poll,
+    submit,
+    sume_access,
+    time_left,
+    webhook,
+)
 from sume_jobs.secrets import Secrets
 from sume_jobs.settings import Settings
 from sume_jobs.store import (
@@ -843,7 +852,7 @@ class Simulation:
             (paced_run, "ThreadPoolExecutor", StepPool),
             (submit, "PacedRun", paced),
             (poll, "PacedRun", paced),
-            (submit, "SumeClient", StepClient),
+            (sume_access, "SumeClient", StepClient),
             (runtime, "current", lambda _seconds_left: _here.runtime),
             (fake_model, "uuid", numbers),
             (targets, "open_targets", lambda _settings: [StepTarget(self)]),

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sume_jobs.decisions.status import Reported, parse_status
 
@@ -87,8 +86,7 @@ def _write(value: Any) -> Iterator[str]:
         yield json.dumps(value)
 
 
-@dataclass(frozen=True, slots=True)
-class ApiError:
+class ApiError(NamedTuple):
     """The error of an HTTP answer: `retryable` is None where Sume does not say."""
 
     code: str | None = None
@@ -97,8 +95,7 @@ class ApiError:
     request_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class JobState:
+class JobState(NamedTuple):
     """One reading of a job. `reported` is None where the status is absent or unknown."""
 
     job_id: str | None

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sume_jobs.decisions.answers import Number, to_json
 
@@ -33,8 +32,7 @@ class NotJson(ValueError):
     """The body is not a JSON text in UTF-8, or it is nested too deeply to be read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(NamedTuple):
     """One thing that is wrong: where (a JSON pointer into the body) and what to do."""
 
     pointer: str
@@ -49,8 +47,7 @@ class Invalid(ValueError):
         self.faults = faults
 
 
-@dataclass(frozen=True, slots=True)
-class NewJob:
+class NewJob(NamedTuple):
     """A job to enqueue. None stands for the table's default; `params` is JSON text."""
 
     prompt: str

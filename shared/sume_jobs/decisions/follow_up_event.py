@@ -9,9 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 VERSION: Final = 1
 SOURCE: Final = "sume-jobs"
@@ -20,8 +19,7 @@ SOURCE: Final = "sume-jobs"
 _QUEUE_ID: Final = re.compile(r"[!-~]{1,128}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """A follow-up ready to be sent. `id` is stable: the same end always has the same one."""
 
     id: str

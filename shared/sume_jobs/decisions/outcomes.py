@@ -7,7 +7,6 @@ have left.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from sume_jobs.decisions import answers
@@ -20,8 +19,7 @@ Action = Literal["accepted", "requeue", "fail", "collision"]
 Stop = Literal["backoff", "account"]
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """An HTTP answer. Header names are lower-case; `complete` is False for a cut or capped body."""
 
     status: int
@@ -30,8 +28,7 @@ class Answer:
     complete: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class NoAnswer:
+class NoAnswer(NamedTuple):
     """No HTTP answer came. `sent` is False only where the request certainly never left.
 
     `unsendable` tells that it never can: this very request is no HTTP.
@@ -77,8 +74,7 @@ _AMBIGUOUS_4XX: Final = (408, 425, 499)
 _IN_PROGRESS: Final = ("in_progress", "in progress", "inprogress", "in_flight", "concurrent")
 
 
-@dataclass(frozen=True, slots=True)
-class SubmitOutcome:
+class SubmitOutcome(NamedTuple):
     """What one submit came to: the table's line and the facts of the answer."""
 
     line: Line
@@ -87,7 +83,7 @@ class SubmitOutcome:
     idempotency_hit: bool = False
     capacity: int | None = None
     retry_after: float | None = None
-    error: answers.ApiError = field(default_factory=answers.ApiError)
+    error: answers.ApiError = answers.ApiError()
     http_status: int | None = None
     reason: str | None = None
 
@@ -120,7 +116,7 @@ def decide_submit(answer: Answer | NoAnswer, first_send: bool, now: float) -> Su
         error=answers.api_error(body, answer.headers),
         http_status=answer.status,
     )
-    return replace(facts, line=_submit_line(facts, first_send))
+    return facts._replace(line=_submit_line(facts, first_send))
 
 
 def _submit_line(facts: SubmitOutcome, first_send: bool) -> Line:
@@ -147,8 +143,7 @@ def _submit_line(facts: SubmitOutcome, first_send: bool) -> Line:
 ReadAction = Literal["state", "result", "later", "missing", "failed"]
 
 
-@dataclass(frozen=True, slots=True)
-class ReadOutcome:
+class ReadOutcome(NamedTuple):
     """What one read, result fetch or cancel call came to.
 
     state: `state` holds what Sume reported. result: `result` holds JSON text. later: Sume says
@@ -161,7 +156,7 @@ class ReadOutcome:
     result: str | None = None
     stop: Stop | None = None
     retry_after: float | None = None
-    error: answers.ApiError = field(default_factory=answers.ApiError)
+    error: answers.ApiError = answers.ApiError()
     http_status: int | None = None
     reason: str | None = None
 
@@ -172,7 +167,7 @@ def decide_read(answer: Answer | NoAnswer, job_id: str, now: float) -> ReadOutco
     state = _state(body)
     # Without an id of its own the record is taken for the one that was asked for.
     if outcome.http_status == 200 and state and state.word and state.job_id in (None, job_id):
-        return replace(outcome, action="state", state=state)
+        return outcome._replace(action="state", state=state)
     return outcome
 
 
@@ -180,11 +175,11 @@ def decide_result(answer: Answer | NoAnswer, job_id: str, now: float) -> ReadOut
     """Read the answer to GET /v1/jobs/{id}/result: 409 and an empty list mean not yet."""
     outcome, body = _decide_call(answer, now)
     if outcome.http_status == 409 or outcome.action == "missing":
-        return replace(outcome, action="later")
+        return outcome._replace(action="later")
     state = _state(body)
     if body is not None and outcome.http_status == 200 and state and state.job_id in (None, job_id):
         result = _result(body)
-        return replace(outcome, action="result" if result else "later", result=result)
+        return outcome._replace(action="result" if result else "later", result=result)
     return outcome
 
 
@@ -192,10 +187,10 @@ def decide_cancel(answer: Answer | NoAnswer, job_id: str, now: float) -> ReadOut
     """Read the answer to POST /v1/jobs/{id}/cancel: 409 means too late, which is no failure."""
     outcome, body = _decide_call(answer, now)
     if outcome.http_status == 409:
-        return replace(outcome, action="later")
+        return outcome._replace(action="later")
     state = _state(body)
     if outcome.http_status == 200 and state and state.job_id in (None, job_id):
-        return replace(outcome, action="state" if state.word else "later", state=state)
+        return outcome._replace(action="state" if state.word else "later", state=state)
     return outcome
 
 

@@ -11,7 +11,6 @@ import binascii
 import json
 import re
 import traceback
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -264,7 +263,7 @@ def show_support(runtime: Runtime, job_id: str) -> Reply:
     row = job_views.support(runtime.database, _row_id(job_id))
     if row is None:
         raise _no_such_job()
-    advice = asdict(advise(row)) if row["state"] == "needs_attention" else None
+    advice = advise(row)._asdict() if row["state"] == "needs_attention" else None
     # The text that Postgres wrote is an object: the advice becomes its last member.
     return Reply(200, f'{row["job"][:-1]}, "advice": {json.dumps(advice)}}}', {})
 

@@ -14,7 +14,6 @@ from sume_jobs import targets, telemetry
 from sume_jobs.decisions import artifact_rules, backoff, follow_up_event, outcomes
 from sume_jobs.decisions.artifact_rules import ArtifactRefused
 from sume_jobs.decisions.pacing import pace
-from sume_jobs.flows.submit import client_of
 from sume_jobs.settings import RECORD_SECONDS, SettingsError
 from sume_jobs.store import gen_jobs
 from sume_jobs.store import pace as pace_store
@@ -152,6 +151,8 @@ class _Archive:
                 raise NotArchived("no_time_left")
             if not pace_store.take(self.runtime.database, "reads", pace(settings.reads_per_minute)):
                 raise NotArchived("reads_are_held_back")
+            from sume_jobs.flows.sume_access import client_of
+
             client = client_of(self.runtime)
             try:
                 answer = client.result(self.job_id)

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import psycopg
 
@@ -44,8 +44,7 @@ WAVE_SHARE: Final = 0.01
 Item = TypeVar("Item")
 
 
-@dataclass(frozen=True, slots=True)
-class Done(Generic[Item]):
+class Done(NamedTuple, Generic[Item]):
     """One finished call. `probe` tells that it went through a half-open gate."""
 
     item: Item

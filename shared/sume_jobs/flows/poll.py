@@ -8,13 +8,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from sume_jobs import targets, telemetry
+from sume_jobs import telemetry
 from sume_jobs.decisions import backoff, outcomes
 from sume_jobs.decisions.pacing import pace
 from sume_jobs.decisions.status import TERMINAL
-from sume_jobs.flows import dispatch, gates
+from sume_jobs.flows import gates
 from sume_jobs.flows.paced_run import Done, PacedRun, Signals
-from sume_jobs.flows.submit import client_of, key_was_rotated
+from sume_jobs.flows.sume_access import client_of, key_was_rotated
 from sume_jobs.settings import RECORD_SECONDS
 from sume_jobs.store import gen_jobs, webhook_events
 from sume_jobs.store import pace as pace_store
@@ -71,8 +71,10 @@ def run(runtime: Runtime, left: TimeLeft) -> dict[str, int]:
             telemetry.event("poll_ran", **counts, stopped=int(paced.stopped))
     finally:
         client.close()
-    if counts["changed"] and targets.names(settings):
+    if counts["changed"] and settings.has_target:
         # What ended just now need not wait for the next tick of dispatch.
+        from sume_jobs.flows import dispatch
+
         dispatch.run(runtime, left, linger=False)
     return {name: counts[name] for name in ("polled", "changed", "results")}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sume_jobs import targets, telemetry
+from sume_jobs import telemetry
 from sume_jobs.decisions.answers import error_is_retryable
 from sume_jobs.flows import gates
 from sume_jobs.store import gen_jobs, levels, render_jobs, retention, webhook_events
@@ -78,7 +78,7 @@ def _tell_levels(runtime: Runtime) -> None:
     telemetry.gauge("NeedsAttention", now.needs_attention)
     telemetry.gauge("SentToday", now.sent_today)
     telemetry.gauge("AnomalyStop", int(now.waits_for_person))
-    if targets.names(runtime.settings):
+    if runtime.settings.has_target:
         # Without a target they wait for ever, which is no lag.
         telemetry.seconds("OldestFollowUpSeconds", now.oldest_follow_up_seconds)
 

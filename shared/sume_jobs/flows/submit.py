@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from sume_jobs import telemetry
@@ -13,11 +13,10 @@ from sume_jobs.decisions import backoff, outcomes
 from sume_jobs.decisions.pacing import pace
 from sume_jobs.flows import gates
 from sume_jobs.flows.paced_run import Done, PacedRun, Signals
-from sume_jobs.secrets import SecretUnavailable
+from sume_jobs.flows.sume_access import client_of, key_was_rotated
 from sume_jobs.settings import RECORD_SECONDS
 from sume_jobs.store import gen_jobs, render_jobs, webhook_events
 from sume_jobs.store.render_jobs import Accepted, Claim, Recorded, Refused
-from sume_jobs.sume_client import SumeClient
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from sume_jobs.runtime import Runtime
     from sume_jobs.settings import Settings
     from sume_jobs.store.pace import Admission
+    from sume_jobs.sume_client import SumeClient
 
 # A job is first looked at after this many seconds; later where a webhook is expected.
 FIRST_POLL: Final = 5.0
@@ -79,30 +79,6 @@ METRICS: Final = {
     "DuplicateJob": "conflicts",
     "DailyLimitReached": "day_full",
 }
-
-
-def key_was_rotated(runtime: Runtime, client: SumeClient) -> bool:
-    """After a 401: read the API key past the cache and use it; tells whether it is another."""
-    try:
-        rotated = client.use_key(runtime.secrets.api_key(refresh=True))
-    except SecretUnavailable as error:
-        telemetry.warn("secret_unavailable", reason=str(error))
-        return False
-    if rotated:
-        telemetry.event("api_key_rotated")
-    return rotated
-
-
-def client_of(runtime: Runtime) -> SumeClient:
-    """Open a client with the API key. Raises SettingsError, SecretUnavailable."""
-    settings = runtime.settings
-    return SumeClient(
-        settings.sume_base_url,
-        settings.sume_submit_path,
-        runtime.secrets.api_key(),
-        settings.sume_timeout,
-        settings.submit_concurrency,
-    )
 
 
 @dataclass(slots=True)
@@ -170,7 +146,7 @@ class _Submit:
         ):
             # Only the key in hand was refused: the rows go again at once, with the new one.
             decided = [
-                (each, replace(outcome, line=outcomes.OLD_KEY))
+                (each, outcome._replace(line=outcomes.OLD_KEY))
                 if outcome.http_status == 401
                 else (each, outcome)
                 for each, outcome in decided

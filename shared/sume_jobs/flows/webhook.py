@@ -6,7 +6,6 @@ import base64
 import binascii
 import hashlib
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sume_jobs import telemetry
@@ -32,8 +31,7 @@ class Response(NamedTuple):
     body: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(NamedTuple):
     """One delivery: the raw bytes as they were signed, and the headers by lower-case name.
 
     A header that came several times has its values joined by commas; `timestamp` is None where
