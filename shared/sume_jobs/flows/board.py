@@ -31,6 +31,7 @@ def page(file: Path) -> Page:
     return Page(
         html,
         {
+            "content-type": "text/html; charset=utf-8",
             "content-security-policy": policy,
             "cache-control": "no-cache",
             "referrer-policy": "no-referrer",
