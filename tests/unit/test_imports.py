@@ -133,8 +133,8 @@ def test_one_place_writes_the_status_of_a_job() -> None:
 # ------------------------------------------------------------------------- at import
 
 # Modules whose weight shows in a cold start. Of botocore Powertools loads the bare package, which
-# costs nothing; its session is the weight. Of Powertools the event handler, the batch and the data
-# classes cost as much as all the rest.
+# costs nothing; its session is the weight. The event handler, batch and data classes of Powertools
+# cost as much as all of it that is used here.
 HEAVY = (
     "requests",
     "urllib3",
@@ -201,21 +201,15 @@ def imported_alone(module: str) -> dict[str, Any]:
 TELEMETRY = {"aws_lambda_powertools", "botocore", "jmespath", "typing_extensions"}
 DATABASE = {"psycopg", "psycopg_binary"}
 HTTP = {"requests", "urllib3", "certifi", "charset_normalizer", "idna"}
-DATABASE_MODULES = {"psycopg", "asyncio", "ssl"}
-HTTP_MODULES = {"requests", "urllib3", "http.client", "ssl", "email.message"}
-DATA_CLASSES = "aws_lambda_powertools.utilities.data_classes"
-BATCH = "aws_lambda_powertools.utilities.batch"
-EVENT_HANDLER = "aws_lambda_powertools.event_handler"
+DATABASE_MODULES = {"psycopg", "asyncio", "ssl", "email.message"}
+HTTP_MODULES = {"requests", "urllib3", "http.client"}
 # Handler: the packages it may load, and the heavy modules among all it loads.
 CALLS_SUME = (TELEMETRY | DATABASE | HTTP, DATABASE_MODULES | HTTP_MODULES)
 LOADED: dict[str, tuple[set[str], set[str]]] = {
     "submit": CALLS_SUME,
     "poll": CALLS_SUME,
-    "archive": (CALLS_SUME[0], CALLS_SUME[1] | {DATA_CLASSES, BATCH}),
-    "api": (
-        TELEMETRY | DATABASE,
-        DATABASE_MODULES | {DATA_CLASSES, EVENT_HANDLER, "email.message"},
-    ),
+    "archive": (TELEMETRY, set()),
+    "api": (TELEMETRY | DATABASE, DATABASE_MODULES),
     "webhook": (TELEMETRY, set()),
     "dispatch": (TELEMETRY, set()),
     "reap": (TELEMETRY, set()),
