@@ -6,7 +6,6 @@ Ids are text, because a reader with binary floats would round numbers above 2^53
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from datetime import UTC, datetime
@@ -63,6 +62,9 @@ def queue_id(text: str) -> str:
     """Make an id of a FIFO queue: the text itself where SQS takes it, else its digest."""
     if _QUEUE_ID.fullmatch(text):
         return text
+    # Hardly any id is like that.
+    import hashlib
+
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 

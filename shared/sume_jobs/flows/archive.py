@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from sume_jobs import targets, telemetry
-from sume_jobs.decisions import artifact_rules, backoff, follow_up_event, outcomes
+from sume_jobs.decisions import artifact_rules, backoff, follow_up_event
 from sume_jobs.decisions.artifact_rules import ArtifactRefused
 from sume_jobs.decisions.pacing import pace
 from sume_jobs.settings import RECORD_SECONDS, SettingsError
@@ -151,6 +151,7 @@ class _Archive:
                 raise NotArchived("no_time_left")
             if not pace_store.take(self.runtime.database, "reads", pace(settings.reads_per_minute)):
                 raise NotArchived("reads_are_held_back")
+            from sume_jobs.decisions import outcomes
             from sume_jobs.flows.sume_access import client_of
 
             client = client_of(self.runtime)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from sume_jobs import telemetry
@@ -23,12 +22,10 @@ from sume_jobs.store.gen_jobs import Due, Looked, Wish
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sume_jobs.connection import Database
     from sume_jobs.decisions.outcomes import Answer, NoAnswer, ReadOutcome
     from sume_jobs.decisions.pacing import Pace
     from sume_jobs.flows.time_left import TimeLeft
     from sume_jobs.runtime import Runtime
-    from sume_jobs.settings import Settings
     from sume_jobs.store.pace import Admission
     from sume_jobs.sume_client import SumeClient
 
@@ -79,18 +76,13 @@ def run(runtime: Runtime, left: TimeLeft) -> dict[str, int]:
     return {name: counts[name] for name in ("polled", "changed", "results")}
 
 
-@dataclass(slots=True)
 class _Poll:
-    runtime: Runtime
-    client: SumeClient
-    counts: Counter[str]
-    settings: Settings = field(init=False)
-    database: Database = field(init=False)
-    _streak: gates.Streak = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.settings = self.runtime.settings
-        self.database = self.runtime.database
+    def __init__(self, runtime: Runtime, client: SumeClient, counts: Counter[str]) -> None:
+        self.runtime = runtime
+        self.client = client
+        self.counts = counts
+        self.settings = runtime.settings
+        self.database = runtime.database
         self._streak = gates.Streak(self.database, "reads")
 
     @property
