@@ -21,10 +21,9 @@ from sume_jobs.connection import DatabaseUnavailable
 from sume_jobs.decisions import enqueue_request
 from sume_jobs.decisions.advice import advise
 from sume_jobs.decisions.enqueue_request import LARGEST_ID
-from sume_jobs.flows import stats
 from sume_jobs.secrets import SecretUnavailable
 from sume_jobs.store import enqueue as enqueue_store
-from sume_jobs.store import job_views, render_jobs
+from sume_jobs.store import job_views
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -250,6 +249,8 @@ def show_job(runtime: Runtime, job_id: str) -> Reply:
 
 def cancel_job(runtime: Runtime, job_id: str) -> Reply:
     """`POST /jobs/{id}/cancel`: wish that a job be canceled; 409 where it has ended."""
+    from sume_jobs.store import render_jobs
+
     row_id = _row_id(job_id)
     outcome = render_jobs.request_cancel(runtime.database, row_id)
     if outcome is None:
@@ -279,6 +280,8 @@ def show_support(runtime: Runtime, job_id: str) -> Reply:
 
 def show_stats(runtime: Runtime) -> Reply:
     """`GET /stats`: how many rows are where, how old, how fast, and what stands in the way."""
+    from sume_jobs.flows import stats
+
     return Reply(200, json.dumps(stats.collect(runtime.database, runtime.settings.daily_limit)), {})
 
 

@@ -10,7 +10,6 @@ import queue
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import psycopg
@@ -52,12 +51,12 @@ class Done(NamedTuple, Generic[Item]):
     probe: bool
 
 
-@dataclass(slots=True)
 class Signals:
     """What recorded answers mean for the rest of the run."""
 
-    stop: bool = False
-    one_at_a_time: bool | None = None
+    def __init__(self, stop: bool = False, one_at_a_time: bool | None = None) -> None:
+        self.stop = stop
+        self.one_at_a_time = one_at_a_time
 
 
 class Work(Protocol[Item]):
@@ -82,21 +81,20 @@ class Work(Protocol[Item]):
         """Do what is left to do after a commit; `force` at the end of the run."""
 
 
-@dataclass(slots=True, eq=False)
 class _Claimed(Generic[Item]):
     """A claimed item on its way; `sent_at` is None until a thread takes it up.
 
     It goes out only in its own `epoch`: what closes the gate or narrows the run begins another.
     """
 
-    item: Item
-    claimed_at: float
-    probe: bool
-    epoch: int
-    sent_at: float | None = None
+    def __init__(self, item: Item, claimed_at: float, probe: bool, epoch: int) -> None:
+        self.item = item
+        self.claimed_at = claimed_at
+        self.probe = probe
+        self.epoch = epoch
+        self.sent_at: float | None = None
 
 
-@dataclass(slots=True)
 class PacedRun(Generic[Item]):
     """One run over `work`, at most `concurrency` calls at a time.
 
@@ -104,36 +102,45 @@ class PacedRun(Generic[Item]):
     after a call that got no answer: so an unreachable or stopped Sume costs one row, not many.
     """
 
-    work: Work[Item]
-    left: TimeLeft
-    pace: Pace
-    concurrency: int
-    call_seconds: float
-    linger: float
-    stopped: bool = False
-    _ready: deque[_Claimed[Item]] = field(default_factory=deque)
-    # Handed to the threads and not yet come back.
-    _in_flight: set[_Claimed[Item]] = field(default_factory=set)
-    _alone: bool = False
-    _met_lock: bool = False
-    _is_away: bool = False
-    _confirmed: bool = False
-    _one_at_a_time: bool = False
-    _ended: bool = False
-    _nothing_due: bool = False
-    _looked_busy: bool = False
-    _claim_at: float = 0.0
-    _linger_until: float = 0.0
-    _latency: float | None = None
-    _failure: Exception | None = None
-    _unrecorded: list[Done[Item]] = field(default_factory=list)
-    _epoch: int = 0
-    # Answers that are no success and not recorded yet: nothing goes out before that.
-    _troubles: set[int] = field(default_factory=set)
-    # With None for an item that came back unsent.
-    _finished: queue.SimpleQueue[tuple[_Claimed[Item], Answer | NoAnswer | None]] = field(
-        default_factory=queue.SimpleQueue
-    )
+    def __init__(
+        self,
+        work: Work[Item],
+        left: TimeLeft,
+        pace: Pace,
+        concurrency: int,
+        call_seconds: float,
+        linger: float,
+    ) -> None:
+        self.work = work
+        self.left = left
+        self.pace = pace
+        self.concurrency = concurrency
+        self.call_seconds = call_seconds
+        self.linger = linger
+        self.stopped = False
+        self._ready: deque[_Claimed[Item]] = deque()
+        # Handed to the threads and not yet come back.
+        self._in_flight: set[_Claimed[Item]] = set()
+        self._alone = False
+        self._met_lock = False
+        self._is_away = False
+        self._confirmed = False
+        self._one_at_a_time = False
+        self._ended = False
+        self._nothing_due = False
+        self._looked_busy = False
+        self._claim_at = 0.0
+        self._linger_until = 0.0
+        self._latency: float | None = None
+        self._failure: Exception | None = None
+        self._unrecorded: list[Done[Item]] = []
+        self._epoch = 0
+        # Answers that are no success and not recorded yet: nothing goes out before that.
+        self._troubles: set[int] = set()
+        # With None for an item that came back unsent.
+        self._finished: queue.SimpleQueue[tuple[_Claimed[Item], Answer | NoAnswer | None]] = (
+            queue.SimpleQueue()
+        )
 
     def run(self) -> None:
         """Run until nothing is due, the time is over, or a gate closed.

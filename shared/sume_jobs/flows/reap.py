@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sume_jobs import telemetry
-from sume_jobs.decisions.answers import error_is_retryable
 from sume_jobs.flows import gates
 from sume_jobs.store import gen_jobs, levels, render_jobs, retention, webhook_events
 
@@ -58,6 +57,8 @@ def _regenerate(runtime: Runtime, left: TimeLeft) -> None:
         failed = gen_jobs.open_regenerations(database, REGENERATION_BATCH)
         if not failed:
             return
+        from sume_jobs.decisions.answers import error_is_retryable
+
         again = [
             (job_id, row_id)
             for job_id, row_id, error in failed
