@@ -4,42 +4,40 @@ from __future__ import annotations
 
 from typing import Any
 
+from aws_lambda_powertools.utilities.batch import (
+    BatchProcessor,
+    EventType,
+    SqsFifoPartialProcessor,
+    process_partial_response,
+)
 from sume_jobs import runtime, telemetry
 from sume_jobs.flows import archive
 from sume_jobs.flows.time_left import TimeLeft
 
 
-def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
-    """Take a batch. Gives the records that are to be delivered again: batchItemFailures.
-
-    Each failed record is named; a run in which all fail is no failed run.
-    """
+def handler(event: dict[str, Any], context: Any) -> Any:
+    """Take a batch. Gives the records that are to be delivered again: batchItemFailures."""
     left = TimeLeft(context)
     current = runtime.current(left.seconds)
-    failed: list[str] = []
-    failed_groups: set[str] = set()
+
+    def take(record: Any) -> str:
+        return archive.receive(current, record.raw_event, left)
+
     try:
-        for record in event["Records"]:
-            group = _group(record)
-            if group not in failed_groups and _take(current, record, left):
-                continue
-            failed.append(record["messageId"])
-            if group is not None:
-                failed_groups.add(group)
+        return process_partial_response(
+            event=event, record_handler=take, processor=_processor(event), context=context
+        )
     finally:
         telemetry.flush()
-    return {"batchItemFailures": [{"itemIdentifier": each} for each in failed]}
 
 
-def _group(record: dict[str, Any]) -> str | None:
-    """A FIFO queue keeps the order of each group, which is a job; None for any other queue."""
-    is_fifo = str(record.get("eventSourceARN", "")).endswith(".fifo")
-    return (record.get("attributes") or {}).get("MessageGroupId") if is_fifo else None
-
-
-def _take(current: runtime.Runtime, record: dict[str, Any], left: TimeLeft) -> bool:
-    try:
-        archive.receive(current, record, left)
-    except Exception:  # it was logged there, and the other records are none the worse for it
-        return False
-    return True
+def _processor(event: dict[str, Any]) -> BatchProcessor:
+    """A FIFO queue keeps the order of each group, which is a job."""
+    first = (event.get("Records") or [{}])[0]
+    if str(first.get("eventSourceARN", "")).endswith(".fifo"):
+        processor: BatchProcessor = SqsFifoPartialProcessor(skip_group_on_error=True)
+    else:
+        processor = BatchProcessor(event_type=EventType.SQS)
+    # Each failed record is named; a run in which all fail is no failed run.
+    processor.raise_on_entire_batch_failure = False
+    return processor
