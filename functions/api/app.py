@@ -3,84 +3,90 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from aws_lambda_powertools.event_handler import APIGatewayHttpResolver, Response
 from sume_jobs import runtime, telemetry
-from sume_jobs.flows import api
+from sume_jobs.flows import api, board
 from sume_jobs.flows.time_left import TimeLeft
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sume_jobs.flows.api import Reply
-
+app = APIGatewayHttpResolver()
 HERE = Path(__file__).parent
-
-
-class Request(NamedTuple):
-    """An event of API Gateway; `id` is that of the path, empty where it has none."""
-
-    event: dict[str, Any]
-    context: Any
-    id: str
-
-    @property
-    def runtime(self) -> runtime.Runtime:
-        """Settings and database; asked for only by what needs them."""
-        return runtime.current(TimeLeft(self.context).seconds)
-
-    @property
-    def query(self) -> dict[str, str]:
-        """The query, decoded."""
-        return self.event.get("queryStringParameters") or {}
 
 
 def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
     """Answer one request; what goes wrong is answered as a problem, nothing is raised."""
     try:
-        reply = api.answer(lambda: _route(event, context))
+        return app.resolve(event, context)
     finally:
         telemetry.flush()
-    return {
-        "statusCode": reply.status,
-        "headers": {
-            "content-type": reply.content_type,
-            "cache-control": "no-store",
-            "x-content-type-options": "nosniff",
-            **reply.headers,
-        },
-        "body": reply.body,
-        "isBase64Encoded": False,
-    }
 
 
-def _route(event: dict[str, Any], context: Any) -> Reply:
-    method, path = api.asked_for(event)
-    call, job_id = api.find_route(ROUTES, method, path)
-    return call(Request(event, context, job_id))
+def _current() -> runtime.Runtime:
+    return runtime.current(TimeLeft(app.lambda_context).seconds)
 
 
-def _show_openapi(_: Request) -> Reply:
-    return api.Reply(200, (HERE / "openapi.json").read_text("utf-8"), {})
+def _answer(call: Callable[[], api.Reply]) -> Response[str]:
+    reply = api.answer(call)
+    return Response(
+        status_code=reply.status,
+        content_type=reply.content_type,
+        body=reply.body,
+        headers={"cache-control": "no-store", "x-content-type-options": "nosniff", **reply.headers},
+    )
 
 
-def _show_board(_: Request) -> Reply:
-    from sume_jobs.flows import board
+@app.post("/jobs")
+def create_jobs() -> Response[str]:
+    return _answer(lambda: api.create_jobs(_current(), app.current_event.raw_event))
 
+
+@app.get("/jobs")
+def list_jobs() -> Response[str]:
+    query = app.current_event.query_string_parameters
+    return _answer(lambda: api.list_jobs(_current(), query))
+
+
+@app.get("/jobs/<job_id>")
+def show_job(job_id: str) -> Response[str]:
+    return _answer(lambda: api.show_job(_current(), job_id))
+
+
+@app.post("/jobs/<job_id>/cancel")
+def cancel_job(job_id: str) -> Response[str]:
+    return _answer(lambda: api.cancel_job(_current(), job_id))
+
+
+@app.get("/support/jobs/<job_id>")
+def show_support(job_id: str) -> Response[str]:
+    return _answer(lambda: api.show_support(_current(), job_id))
+
+
+@app.get("/stats")
+def show_stats() -> Response[str]:
+    return _answer(lambda: api.show_stats(_current()))
+
+
+@app.get("/openapi.json")
+def show_openapi() -> Response[str]:
+    return _answer(lambda: api.Reply(200, (HERE / "openapi.json").read_text("utf-8"), {}))
+
+
+@app.get("/board")
+def show_board() -> Response[str]:
     page = board.page(HERE / "board.html")
-    return api.Reply(200, page.html, page.headers)
+    return Response(
+        status_code=200,
+        content_type="text/html; charset=utf-8",
+        body=page.html,
+        headers=page.headers,
+    )
 
 
-# Path and method, as docs/openapi.json and the template have them.
-ROUTES: dict[str, dict[str, Callable[[Request], Reply]]] = {
-    "/jobs": {
-        "GET": lambda request: api.list_jobs(request.runtime, request.query),
-        "POST": lambda request: api.create_jobs(request.runtime, request.event),
-    },
-    "/jobs/{id}": {"GET": lambda request: api.show_job(request.runtime, request.id)},
-    "/jobs/{id}/cancel": {"POST": lambda request: api.cancel_job(request.runtime, request.id)},
-    "/support/jobs/{id}": {"GET": lambda request: api.show_support(request.runtime, request.id)},
-    "/stats": {"GET": lambda request: api.show_stats(request.runtime)},
-    "/openapi.json": {"GET": _show_openapi},
-    "/board": {"GET": _show_board},
-}
+@app.not_found
+def no_such_route(_: Exception) -> Response[str]:
+    event = app.current_event
+    return _answer(lambda: api.no_such_route(event.http_method, event.path))

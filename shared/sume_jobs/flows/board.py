@@ -31,7 +31,6 @@ def page(file: Path) -> Page:
     return Page(
         html,
         {
-            "content-type": "text/html; charset=utf-8",
             "content-security-policy": policy,
             "cache-control": "no-cache",
             "referrer-policy": "no-referrer",
