@@ -203,13 +203,16 @@ DATABASE = {"psycopg", "psycopg_binary"}
 HTTP = {"requests", "urllib3", "certifi", "charset_normalizer", "idna"}
 DATABASE_MODULES = {"psycopg", "asyncio", "ssl", "email.message"}
 HTTP_MODULES = {"requests", "urllib3", "http.client"}
+DATA_CLASSES = "aws_lambda_powertools.utilities.data_classes"
+BATCH = "aws_lambda_powertools.utilities.batch"
+EVENT_HANDLER = "aws_lambda_powertools.event_handler"
 # Handler: the packages it may load, and the heavy modules among all it loads.
 CALLS_SUME = (TELEMETRY | DATABASE | HTTP, DATABASE_MODULES | HTTP_MODULES)
 LOADED: dict[str, tuple[set[str], set[str]]] = {
     "submit": CALLS_SUME,
     "poll": CALLS_SUME,
-    "archive": (TELEMETRY, set()),
-    "api": (TELEMETRY | DATABASE, DATABASE_MODULES),
+    "archive": (TELEMETRY, {DATA_CLASSES, BATCH, "asyncio", "ssl"}),
+    "api": (TELEMETRY | DATABASE, DATABASE_MODULES | {DATA_CLASSES, EVENT_HANDLER}),
     "webhook": (TELEMETRY, set()),
     "dispatch": (TELEMETRY, set()),
     "reap": (TELEMETRY, set()),

@@ -7,8 +7,7 @@ over cannot overwrite what the next one did.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sume_jobs.store.counts import counted, estimated
 from sume_jobs.stored_statement import StoredStatement
@@ -25,8 +24,7 @@ MOST: Final = 10_000
 SUBMISSION_FAILED: Final = "submission.failed"
 
 
-@dataclass(frozen=True, slots=True)
-class FollowUp:
+class FollowUp(NamedTuple):
     """A leased follow-up and what its message says.
 
     `job_id` is the idempotency key where there never was a job (kind submission.failed).
@@ -47,8 +45,7 @@ class FollowUp:
     sent_to: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
+class Claimed(NamedTuple):
     """What one claim gave; `dead` are follow-ups that ended instead: id, kind and reason."""
 
     follow_ups: list[FollowUp]
@@ -139,8 +136,7 @@ def claim(database: Database, lease: float, max_attempts: int) -> Claimed:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """What became of one leased follow-up.
 
     `sent_to` are the targets that have it; `error` says why it is not done (None: it is).
@@ -185,8 +181,7 @@ returning f.id, f.kind, f.dead_reason, f.dispatched_at is not null as is_dispatc
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Marked:
+class Marked(NamedTuple):
     """What one statement of marks came to: ids sent, ids back in the queue, and dead ones."""
 
     dispatched: frozenset[int]

@@ -7,8 +7,7 @@ follow-up in the same statement.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sume_jobs.store import pace
 from sume_jobs.stored_statement import StoredStatement
@@ -80,8 +79,7 @@ select j.job_id, j.status, coalesce(j.win, false) as won, coalesce(j.contradicts
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(NamedTuple):
     """A status that Sume reported for a job. `error` is JSON text."""
 
     job_id: str
@@ -91,8 +89,7 @@ class Wish:
     request_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
+class Moved(NamedTuple):
     """What the guard said: `won` for this very call; `contradicts` another end that stands."""
 
     job_id: str
@@ -156,8 +153,7 @@ select {pace.ADMISSION_COLUMNS}, claimed.*
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Due:
+class Due(NamedTuple):
     """A job to ask Sume about. `age` is in seconds."""
 
     job_id: str
@@ -199,8 +195,7 @@ def claim_due(
     return pace.admission_of(rows[0], bool(jobs)), jobs
 
 
-@dataclass(frozen=True, slots=True)
-class Looked:
+class Looked(NamedTuple):
     """What one look at a job leaves on its row besides the status.
 
     found: the job was read; missing: Sume does not know it; no_result: it is completed but its
@@ -352,8 +347,7 @@ select status, idempotency_key, render_job_id, result -> 'artifacts' as artifact
   from gen_job where job_id = %(job_id)s"""
 
 
-@dataclass(frozen=True, slots=True)
-class Archivable:
+class Archivable(NamedTuple):
     """A job as the archive sees it; `artifacts` is None until its result is known."""
 
     status: str

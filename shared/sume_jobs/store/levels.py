@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sume_jobs.store import pace
 from sume_jobs.store.counts import LONG_AGO, counted, estimated
@@ -18,8 +17,7 @@ MOST: Final = 10_000
 MOST_IN_NEED: Final = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class Levels:
+class Levels(NamedTuple):
     """Depths and ages (seconds, 0 where nothing waits).
 
     `pending` counts rows that could be sent now, `needs_attention` rows and jobs that came to need

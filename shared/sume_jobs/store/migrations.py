@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
 from importlib import resources
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sume_jobs.store import functions
 
@@ -34,8 +33,7 @@ class DatabaseIsNewer(MigrationError):
     """The database is ahead of the code, which happens when code is taken back."""
 
 
-@dataclass(frozen=True, slots=True)
-class Migration:
+class Migration(NamedTuple):
     """One numbered SQL file."""
 
     version: int
@@ -58,8 +56,7 @@ def migrations() -> list[Migration]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(NamedTuple):
     """The newest migration that a database has (0: none), the newest that this code has, and
     those of the code that the database lacks (of two branches one may bring a lower number)."""
 

@@ -8,8 +8,7 @@ something changes. Beside the budget of writes stands how many keys the UTC day 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from sume_jobs.decisions import backoff
 
@@ -107,8 +106,7 @@ given_back as (
    where b.name = 'writes' and those.places is not null)"""
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(NamedTuple):
     """What a claim was allowed. Times are in seconds.
 
     `debt` is None when no budget was looked at (nothing is due, or the gate is not open).

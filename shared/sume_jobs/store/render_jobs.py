@@ -7,8 +7,7 @@ A success is a fact and is recorded whoever learns it. Multi-row updates lock in
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sume_jobs.store import pace
 from sume_jobs.stored_statement import StoredStatement
@@ -30,8 +29,7 @@ told as (
   on conflict (job_id, kind) do nothing)"""
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimSettings:
+class ClaimSettings(NamedTuple):
     """What a claim needs to know: key prefix, webhook URL, limits; times in seconds.
 
     `daily_limit` is the number of keys that a UTC day may count, 0 for any.
@@ -46,8 +44,7 @@ class ClaimSettings:
     daily_limit: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """A row to be sent: the frozen request and the token that fences it."""
 
     row_id: int
@@ -61,8 +58,7 @@ class Claim:
     suspect: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimResult:
+class ClaimResult(NamedTuple):
     """What one claim statement gave; `ended` counts rows that ended instead of being sent."""
 
     admission: pace.Admission
@@ -221,8 +217,7 @@ def claim(
     return ClaimResult(pace.admission_of(rows[0], bool(claims)), claims, ended)
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(NamedTuple):
     """Sume accepted the row's request as this job."""
 
     row_id: int
@@ -232,8 +227,7 @@ class Accepted:
     request_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(NamedTuple):
     """The row's request came to nothing, or to something unknown. `delay` is in seconds.
 
     action: requeue, fail or collision (then `job_id` is the job that somebody else's key made).
@@ -253,8 +247,7 @@ class Refused:
     job_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
+class Recorded(NamedTuple):
     """What became of one answer.
 
     fate: submitted, requeued, failed, canceled, already (the same job stood there), conflict
@@ -479,8 +472,8 @@ def _record_rest(
 
 def _as_json(answer: Accepted | Refused) -> dict[str, Any]:
     if isinstance(answer, Refused):
-        return asdict(answer)
-    return {"action": "accepted", **asdict(answer)}
+        return answer._asdict()
+    return {"action": "accepted", **answer._asdict()}
 
 
 REAP: Final = StoredStatement(

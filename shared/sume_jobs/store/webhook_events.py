@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sume_jobs.store.gen_jobs import JUDGE, MOVE
 from sume_jobs.stored_statement import StoredStatement
@@ -17,8 +16,7 @@ HELD_BATCH: Final = 500
 PURGE_BATCH: Final = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """A verified event. `status` is None where it decides nothing; `error` is JSON text."""
 
     event_id: str
@@ -32,8 +30,7 @@ class Event:
     header_event_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(NamedTuple):
     """What became of an event: applied, noop, held, ignored or duplicate."""
 
     outcome: str
