@@ -119,8 +119,8 @@ class PacedRun(Generic[Item]):
         self.linger = linger
         self.stopped = False
         self._ready: deque[_Claimed[Item]] = deque()
-        # Handed to the threads and not yet come back.
-        self._in_flight: set[_Claimed[Item]] = set()
+        # Handed to the threads and not yet come back, in that order.
+        self._in_flight: dict[_Claimed[Item], None] = {}
         self._alone = False
         self._met_lock = False
         self._is_away = False
@@ -276,7 +276,7 @@ class PacedRun(Generic[Item]):
             elif self._troubles or len(self._in_flight) >= self._width + self._spare:
                 break
             else:
-                self._in_flight.add(self._ready.popleft())
+                self._in_flight[self._ready.popleft()] = None
                 pool.submit(self._call, claimed)
         if stale:
             self._release(stale)
@@ -328,7 +328,7 @@ class PacedRun(Generic[Item]):
     def _finish(
         self, claimed: _Claimed[Item], answer: Answer | NoAnswer | None, done: list[Done[Item]]
     ) -> None:
-        self._in_flight.discard(claimed)
+        self._in_flight.pop(claimed, None)
         if answer is None or claimed.sent_at is None:
             self._ready.appendleft(claimed)
             return
