@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,7 +101,7 @@ def test_a_newer_database_is_refused(empty_database: Database, connect: Connect)
 def test_a_changed_file_is_refused(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     connection = connect()
     migrate(connection)
-    changed = [dataclasses.replace(KNOWN[0], sql=KNOWN[0].sql + "\n-- changed"), *KNOWN[1:]]
+    changed = [KNOWN[0]._replace(sql=KNOWN[0].sql + "\n-- changed"), *KNOWN[1:]]
     monkeypatch.setattr(migrations, "migrations", lambda: changed)
     with pytest.raises(MigrationError, match=r"0001_queue\.sql is not the file that was applied"):
         migrate(connection)

@@ -10,6 +10,7 @@ PLAN = (
     "another condition of the statement says the same; this one keeps the planner to the index,"
     " for which tests/database/test_plans.py counts pages"
 )
+PASSED_BY = "nothing that could be claimed lies before the first; this passes by what is dead"
 FIRST_ROW = "`exists` stops at the first row; this keeps the planner to the index (test_plans.py)"
 ORDER = (
     "the update that follows locks the same rows and tests the newest version of each; this lock"
@@ -47,7 +48,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "FIND: own.id is null → true": "the row's own id is taken first",
     },
     "store/gen_jobs.py": {
-        "_IS_DUE: limit 1 → nothing": FIRST_ROW,
+        "CLAIM: next_poll_at >= (select next_poll_at from head) → true": PASSED_BY,
         "CLAIM: g.job_id = any (array(select job_id from admitted)) → true": PLAN,
         "CLAIM: g.job_id = a.job_id → true": (
             "the ids of `admitted` are all that the update takes from it, and the condition before"
@@ -92,18 +93,9 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         ),
     },
     "store/render_jobs.py": {
-        "_IS_DUE: reaps < 2 → true": (
-            "the second part of the union is there for the others that are due"
-        ),
-        "_IS_DUE: reaps < 2 → reaps <= 2": (
-            "the second part of the union is there for the others that are due"
-        ),
-        "_IS_DUE: priority = band.priority → true": (
-            "every priority is one of the four bands; this keeps the planner to the index"
-        ),
-        "_IS_DUE: limit 1 → nothing": FIRST_ROW,
         "_IS_DUE: reaps >= 2 → true": "the first part of the union is there for the others",
-        "_IS_DUE: limit 1 → nothing #2": FIRST_ROW,
+        "_IS_DUE: limit 1 → nothing": FIRST_ROW,
+        "CLAIM: (run_after, id) >= (heads.run_after, heads.id) → true": PASSED_BY,
         "CLAIM: limit share.size → nothing": (
             "the limit of all bands stops at the same row and locks no other; this one tells the"
             " planner how little of each band is wanted"

@@ -121,19 +121,22 @@ def apply(database: Database, wishes: Sequence[Wish], by: str = "poll") -> list[
 
 # Poll ---------------------------------------------------------------------------------------
 
-# By the order of the index; one level down, since the order of what stands right under EXISTS is
-# thrown away.
-_IS_DUE: Final = """
-  select from (select from gen_job where next_poll_at <= now() order by next_poll_at limit 1) as one"""
+# The first job that is due, by the order of the index. Before it lies nothing but what was polled and
+# may not be vacuumed yet.
+_HEAD: Final = """
+head as materialized (
+  select next_poll_at from gen_job where next_poll_at <= now() order by next_poll_at limit 1)"""
 
 # The lease is the next poll time itself: an overlapping sweep does not see the job, and a sweep
 # that dies leaves it due again when the lease is over.
 CLAIM: Final = StoredStatement(
     "poll_claim",
     f"""
-with {pace.admission(_IS_DUE)},
+with {_HEAD},
+{pace.admission("select from head")},
 picked as materialized (
-  select job_id from gen_job where next_poll_at <= now()
+  select job_id from gen_job
+   where next_poll_at <= now() and next_poll_at >= (select next_poll_at from head)
    order by next_poll_at limit (select coalesce(max(tokens), 0) from budget) for update skip locked),
 {pace.PROBE},
 claimed as (

@@ -72,12 +72,18 @@ _BANDS: Final = (
     "(values (0::smallint), (1::smallint), (2::smallint), (3::smallint)) as band (priority)"
 )
 
-# By the order of the indexes: without it a planner that knows nearly every row to be pending reads
-# the table from its head to find one, through all that has ended.
-_IS_DUE: Final = f"""
-  select from {_BANDS} cross join lateral (
-    select from render_jobs where status = 'pending' and reaps < 2
-       and priority = band.priority and run_after <= now() order by run_after, id limit 1) as one
+# The first row of each band that could be sent. By the order of the index: without it a planner that
+# knows nearly every row to be pending reads the table from its head to find one, through all that has
+# ended. Nothing lies before it but what was claimed and may not be vacuumed yet, for as long as any
+# snapshot is held: the claim passes that by once.
+_HEADS: Final = f"""
+heads as materialized (
+  select band.priority, one.run_after, one.id from {_BANDS} cross join lateral (
+    select run_after, id from render_jobs where status = 'pending' and reaps < 2
+       and priority = band.priority and run_after <= now() order by run_after, id limit 1) as one)"""
+
+_IS_DUE: Final = """
+  select from heads
   union all
   (select from render_jobs where status = 'pending' and reaps >= 2 and run_after <= now()
     order by reaps, run_after, id limit 1)"""
@@ -96,7 +102,8 @@ _FATE: Final = """
 CLAIM: Final = StoredStatement(
     "claim",
     f"""
-with {pace.admission(_IS_DUE)},
+with {_HEADS},
+{pace.admission(_IS_DUE)},
 -- Near the day's limit, what holds a place goes first: it needs no other, and its key grows old.
 resend as materialized (
   select id, {_FATE}
@@ -110,11 +117,12 @@ share as materialized (
     from budget),
 normal as materialized (
   select row.id, row.fate, row.is_counted, row.made_key from share
-   cross join {_BANDS}
+   cross join heads
    cross join lateral (
      select id, {_FATE}
        from render_jobs
-      where status = 'pending' and reaps < 2 and priority = band.priority and run_after <= now()
+      where status = 'pending' and reaps < 2 and priority = heads.priority and run_after <= now()
+        and (run_after, id) >= (heads.run_after, heads.id)
         and (counted_at is null or not share.is_short)
       order by run_after, id limit share.size for update skip locked) as row
    limit (select size from share)),
