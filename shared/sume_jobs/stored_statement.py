@@ -19,12 +19,14 @@ _BY_INDEX: Final = (
     "plan_cache_mode = force_generic_plan",
     "enable_seqscan = off",
     "enable_bitmapscan = off",
-    "enable_sort = off",
     # Penalties for what is switched off would pass for costs that are worth compiling.
     "jit = off",
 )
-# Of a batch the planner believes that it has ten rows: loops over it would take the square of it.
-_IN_BATCHES: Final = (*_BY_INDEX, "enable_nestloop = off")
+# The first few of what may be very many: found in the order of the index, never sorted.
+_IN_ORDER: Final = "enable_sort = off"
+# Of a batch the planner believes that it has ten rows. Loops over it would take the square of it,
+# and to merge with it a table that was small once would be read whole.
+_IN_BATCHES: Final = ("enable_nestloop = off", "enable_mergejoin = off")
 
 _PARAMETER: Final = re.compile(r"%\((\w+)\)s")
 NAME_PATTERN: Final = r"^sume_[a-z_]+_[0-9a-f]{16}$"
@@ -33,17 +35,24 @@ NAME_PATTERN: Final = r"^sume_[a-z_]+_[0-9a-f]{16}$"
 class StoredStatement(str):
     """The text of a statement with named parameters, `%(name)s`, and the name of its function.
 
-    `in_batches` tells that it joins what a batch brings with what it finds.
+    `in_order` tells that it takes the first of many rows, `in_batches` that it joins what a batch
+    brings with what it finds.
     """
 
     label: str
     settings: tuple[str, ...]
 
-    def __new__(cls, label: str, text: str, *, in_batches: bool = False) -> StoredStatement:
+    def __new__(
+        cls, label: str, text: str, *, in_order: bool = False, in_batches: bool = False
+    ) -> StoredStatement:
         """Keep the text; `label` is a word of lower-case letters and underscores."""
         statement = super().__new__(cls, text)
         statement.label = label
-        statement.settings = _IN_BATCHES if in_batches else _BY_INDEX
+        statement.settings = (
+            *_BY_INDEX,
+            *([_IN_ORDER] if in_order else []),
+            *(_IN_BATCHES if in_batches else []),
+        )
         return statement
 
     @cached_property

@@ -96,6 +96,7 @@ select j.id, j.kind, j.job_id, j.render_job_id, j.key, j.reference, j.status, j.
        j.dead_reason, c.lease_token::text as token, c.attempts, c.created_at, c.sent_to
   from judged j join claimed c on c.id = j.id
  order by j.id""",
+    in_order=True,
 )
 
 

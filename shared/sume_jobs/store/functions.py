@@ -24,7 +24,6 @@ STATEMENTS: Final = (
     gen_jobs.LOOKED,
     webhook_events.RECEIVE,
     webhook_events.RECEIVE_UNDECIDED,
-    webhook_events.APPLY_HELD,
     follow_ups.CLAIM,
     follow_ups.MARK,
 )

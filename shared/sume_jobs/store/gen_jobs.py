@@ -153,6 +153,7 @@ spending as (select count(*) as n, 0 as places from claimed where not is_over),
 {pace.SPEND}
 select {pace.ADMISSION_COLUMNS}, claimed.*
   from gate cross join due left join budget on true left join claimed on true""",
+    in_order=True,
 )
 
 

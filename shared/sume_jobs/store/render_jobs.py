@@ -175,6 +175,7 @@ select {pace.ADMISSION_COLUMNS}, claimed.id, claimed.fate, claimed.claim_token::
        claimed.attempts, claimed.reaps, claimed.sends = 1 and claimed.unknown_since is null as first_send
   from gate cross join due left join budget on true left join claimed on true
  order by claimed.priority, claimed.run_after, claimed.id""",
+    in_order=True,
 )
 
 
@@ -527,6 +528,7 @@ lost as (
     from moved where fate in ('expired', 'exhausted')),
 {_TELL_LOST}
 select fate, count(*) as n from moved group by fate""",
+    in_order=True,
 )
 
 

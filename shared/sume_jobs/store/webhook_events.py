@@ -125,16 +125,14 @@ resolved as (
   returning e.job_id, e.outcome)
 select job_id from resolved where outcome = 'applied'"""
 
-APPLY_HELD: Final = StoredStatement(
-    "apply_held",
-    f"""
+# Not stored: which of the two indexes of the held events serves it better, the planner tells only
+# while it sees how many there are.
+APPLY_HELD: Final = f"""
 with held as materialized (
   select job_id from webhook_event where outcome = 'held' and job_id = any (%(job_ids)s::text[])),
 known as materialized (
   select job_id from gen_job where job_id = any (array(select job_id from held))),
-{_RESOLVE}""",
-    in_batches=True,
-)
+{_RESOLVE}"""
 
 APPLY_ALL_HELD: Final = f"""
 with known as materialized (
