@@ -89,6 +89,23 @@ def test_the_jobs_of_the_row_are_those_beside_it(two_schemas: Database) -> None:
         assert two_schemas.query(moved.format(SCHEMAS[1])) == []
 
 
+def test_nobody_hangs_our_functions_on_a_table_of_his_own(two_schemas: Database) -> None:
+    """They run with their owner's rights."""
+    home = SCHEMAS[0]
+    two_schemas.execute(
+        f"insert into {home}.job_history (render_job_id, machine, by, from_status, to_status)"
+        " values (1, 'x', 'x', 'x', 'x')"
+    )
+    with two_schemas.session(user=SHOP, autocommit=True) as shop:
+        shop.execute("create temporary table mine (id bigint)")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            shop.execute(
+                "create trigger empties after truncate on mine"
+                f" execute function {home}.render_jobs_forget_all_moves()"
+            )
+    assert two_schemas.one(f"select count(*) from {home}.job_history") == 1
+
+
 def test_a_schema_that_was_renamed(two_schemas: Database) -> None:
     two_schemas.execute(f"alter schema {SCHEMAS[0]} rename to sume_3")
     with two_schemas.session(user=SHOP, autocommit=True) as shop:

@@ -25,6 +25,8 @@ begin
                  where pronamespace = home and prorettype = 'trigger'::regtype
                    and proname ~ '^(render_jobs|gen_job|pace_gate|sume)_' loop
     execute format('alter function %s security definer set search_path = %s, pg_temp', called, home);
+    -- Asked when a trigger is made, not when it fires: nobody hangs these on a table of his own.
+    execute format('revoke execute on function %s from public', called);
   end loop;
 end $$;
 
