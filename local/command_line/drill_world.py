@@ -44,11 +44,8 @@ ENVIRONMENT: Final = {
     "SUME_TIMEOUT_SECONDS": "20",
 }
 
-# The tables as at the beginning, but for their ids: the fake remembers the keys made of those. What
-# is in flight has to end before it may go.
+# The tables as at the beginning, but for their ids: the fake remembers the keys made of those.
 EMPTY: Final = """
-update render_jobs set status = 'failed' where status in ('pending', 'submitting');
-update gen_job set status = 'failed' where status in ('queued', 'processing');
 truncate render_jobs, gen_job, webhook_event, job_conflict, follow_up, job_history"""
 RESET_PACE: Final = """
 update pace_budget set spent_until = '-infinity';

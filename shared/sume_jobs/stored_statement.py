@@ -75,6 +75,8 @@ class StoredStatement(str):
 
     @cached_property
     def call(self) -> str:
-        """The statement that calls the function, with the same parameters and the same rows."""
+        """The statement that calls the function: the same parameters, and the same rows where the
+        text gives any.
+        """
         arguments = ", ".join(f"%({each})s" for each in self.parameters)
         return f"select * from {self.function}({arguments})"  # noqa: S608 - names of ours

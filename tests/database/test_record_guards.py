@@ -68,7 +68,7 @@ def test_an_earlier_generations_job_is_no_new_one_where_its_own_is_gone(
     accept(store, first, "job_a")
     move(store, "job_a", "failed", {"code": "c", "retryable": True})
     assert render_jobs.regenerate(store, [("job_a", row)], 2) == [row]
-    database.execute_past_triggers("delete from gen_job")
+    database.execute("delete from gen_job")
     recorded = accept(store, first, "job_b")
     assert (recorded.fate, recorded.reason) == ("conflict", "other_generation")
     assert (database.jobs(), database.row(row)["sume_job_id"]) == ([], None)
@@ -78,7 +78,7 @@ def test_a_second_job_is_no_new_one_where_the_first_is_gone(database: Database, 
     row = database.insert()
     claimed = one_claim(store)
     accept(store, claimed, "job_a")
-    database.execute_past_triggers("delete from gen_job")
+    database.execute("delete from gen_job")
     recorded = accept(store, claimed, "job_b")
     assert (recorded.fate, recorded.reason) == ("conflict", "second_job_for_row")
     assert (database.jobs(), database.row(row)["sume_job_id"]) == ([], "job_a")

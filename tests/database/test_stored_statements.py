@@ -12,12 +12,12 @@ import pytest
 import sume_jobs.store
 from psycopg.rows import dict_row
 from sume_jobs.connection import Database as Connected
-from sume_jobs.store import functions, gen_jobs, render_jobs, webhook_events
+from sume_jobs.store import follow_ups, functions, gen_jobs, render_jobs, webhook_events
 from sume_jobs.store.migrations import migrate
 from sume_jobs.stored_statement import StoredStatement
 
 from tests.database.conftest import store_of
-from tests.database.sessions import claiming
+from tests.database.sessions import WIDE, claiming
 from tests.support.postgres import Database
 
 FUNCTIONS = "select proname from pg_proc where proname ~ '^sume_.*_[0-9a-f]{16}$' order by proname"
@@ -104,7 +104,11 @@ def test_the_functions_are_what_is_run(connected: Connected, database: Database)
     event = webhook_events.Event("evt_2", "{}", "job_1", status="completed")
     assert webhook_events.receive(connected, event).outcome == "applied"
     webhook_events.apply_held(connected, ["job_1"])
+    assert gen_jobs.claim_due(connected, WIDE, 1, 60.0, 25.0)[1][0].job_id == "job_1"
     gen_jobs.record_looks(connected, [gen_jobs.Looked("job_1", 60.0, "found")])
+    (follow_up,) = follow_ups.claim(connected, 60.0, 8).follow_ups
+    mark = follow_ups.Mark(follow_up.id, follow_up.token, ("queue",))
+    assert follow_ups.mark(connected, [mark], 8).dispatched == {follow_up.id}
     assert connected.without_functions == frozenset()
 
 

@@ -236,7 +236,7 @@ def test_p66_a_follow_up_that_kills_its_worker_ends_and_one_without_a_job_too(
     queue = aws.queue("follow-ups")
     at_aws.set(FOLLOW_UP_QUEUE_URL=queue)
     gone, poison, good = ended(at_aws, fake, 3)
-    database.execute_past_triggers("delete from gen_job where job_id = %s", gone)
+    database.execute("delete from gen_job where job_id = %s", gone)
     # Twenty workers were killed in the middle of this one.
     database.execute("update follow_up set attempts = 20 where job_id = %s", poison)
     assert O(at_aws) == {"dispatched": 1, "failed": 2, "backlog": 0}

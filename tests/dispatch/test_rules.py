@@ -347,7 +347,7 @@ def test_p66_poison_stops_at_its_cap_and_holds_nobody_up(
     current: runtime.Runtime, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(database, 20)
-    database.execute_past_triggers("delete from gen_job where job_id = 'job_3'")
+    database.execute("delete from gen_job where job_id = 'job_3'")
     queue, bus = Stub("sqs", refuse=("job_1",)), Stub("eventbridge")
     assert run(current, monkeypatch, queue, bus) == {"dispatched": 18, "failed": 2, "backlog": 1}
     for _ in range(30):

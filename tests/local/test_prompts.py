@@ -9,7 +9,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from local.command_line.drill_world import EMPTY
 from local.prompts import BadLine, Prompt, PromptsFileError, load, read
 from local.runner import PROJECT
 
@@ -253,7 +252,7 @@ def database(local_database):
 
 @pytest.fixture
 def rows(database):
-    database.execute(EMPTY)
+    database.execute("truncate render_jobs")
 
     def fetch(columns="prompt"):
         return database.execute(f"select {columns} from render_jobs order by id").fetchall()

@@ -9,7 +9,6 @@ import pytest
 from rich.console import Console
 
 from local import progress
-from local.command_line.drill_world import EMPTY
 from local.progress import Display, Gate, Standing, standing
 from local.report import functions_table, report, summary_table
 from local.runner import Function, Statistics
@@ -18,7 +17,7 @@ from local.runner import Function, Statistics
 @pytest.fixture
 def database(local_database):
     with psycopg.connect(local_database, autocommit=True) as connection:
-        connection.execute(EMPTY)
+        connection.execute("truncate render_jobs, gen_job, follow_up, job_conflict, webhook_event")
         connection.execute(progress.CREATE)
         yield connection
 

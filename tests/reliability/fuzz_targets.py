@@ -108,7 +108,7 @@ class Bench:
 
     def refill(self) -> None:
         """Begin anew: jobs in every status, no event."""
-        self.database.execute_past_triggers(
+        self.database.execute(
             "truncate render_jobs, gen_job, webhook_event, job_conflict, follow_up,"
             " test_history.job, test_history.row"
         )

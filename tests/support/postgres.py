@@ -350,12 +350,6 @@ class Database:
         """Number of rows the statement touched."""
         return self.connection.execute(statement, values or None).rowcount  # type: ignore[arg-type]
 
-    def execute_past_triggers(self, statement: str, *values: Any) -> int:
-        """As `execute`, where a trigger would refuse or add to it."""
-        with self.connection.transaction():
-            self.execute("set local session_replication_role = replica")
-            return self.execute(statement, *values)
-
     def insert(self, prompt: str = "a red fox in snow", **columns: Any) -> int:
         """Insert one row as the app role; returns its id."""
         names = ["prompt", *columns]

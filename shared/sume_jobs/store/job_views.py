@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from sume_jobs.decisions.enqueue_request import LARGEST_ID
 from sume_jobs.store.counts import LONG_AGO, counted, estimated
+from sume_jobs.store.priorities import BANDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -221,14 +222,9 @@ def _counted_if_few(name: str, query: str, order: str) -> str:
     return f"case when {many} then {EXACT + 1} else {_counted(query, order)} end"
 
 
-_BANDS: Final = (
-    "(values (0::smallint), (1::smallint), (2::smallint), (3::smallint)) as band (priority)"
-)
-
-
 def _counted_pending(run_after: str) -> str:
     return f"""(select count(*) from (
-    select from {_BANDS} cross join lateral (
+    select from {BANDS} cross join lateral (
       select from render_jobs
        where status = 'pending' and reaps < 2 and priority = band.priority and run_after {run_after}
        order by run_after, id limit {EXACT + 1}) head
@@ -340,7 +336,7 @@ def _sum(*figures: Figure) -> Figure:
 # rows. Of more than 200 in a minute the rate is told by how fast those 200 came.
 PULSE: Final = f"""
 with waiting as (
-  select min(greatest(run_after, {LONG_AGO})) as since from {_BANDS}
+  select min(greatest(run_after, {LONG_AGO})) as since from {BANDS}
    cross join lateral (
      select run_after from render_jobs
       where status = 'pending' and reaps < 2 and priority = band.priority and run_after <= now()
@@ -413,7 +409,7 @@ select r.id, r.reference, g.status, g.created_at as since
 
 NEXT_WAITING: Final = f"""
 select id, reference, 'waiting' as status, created_at as since
-  from {_BANDS}
+  from {BANDS}
  cross join lateral (
    select id, reference, created_at, run_after, priority as its_priority from render_jobs
     where status = 'pending' and reaps < 2 and priority = band.priority and run_after <= now()

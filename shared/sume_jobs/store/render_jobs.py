@@ -10,6 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sume_jobs.store import pace
+from sume_jobs.store.priorities import BANDS
 from sume_jobs.stored_statement import StoredStatement
 
 if TYPE_CHECKING:
@@ -66,19 +67,13 @@ class ClaimResult(NamedTuple):
     ended: dict[str, int]
 
 
-# The priority is matched by equality, band by band, so that a claim never walks over rows that
-# are dated in the future; each lateral takes no more than the budget still allows.
-_BANDS: Final = (
-    "(values (0::smallint), (1::smallint), (2::smallint), (3::smallint)) as band (priority)"
-)
-
 # The first row of each band that could be sent. By the order of the index: without it a planner that
 # knows nearly every row to be pending reads the table from its head to find one, through all that has
 # ended. Nothing lies before it but what was claimed and may not be vacuumed yet, for as long as any
 # snapshot is held: the claim passes that by once.
 _HEADS: Final = f"""
 heads as materialized (
-  select band.priority, one.run_after, one.id from {_BANDS} cross join lateral (
+  select band.priority, one.run_after, one.id from {BANDS} cross join lateral (
     select run_after, id from render_jobs where status = 'pending' and reaps < 2
        and priority = band.priority and run_after <= now() order by run_after, id limit 1) as one)"""
 
